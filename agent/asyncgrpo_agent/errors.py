@@ -1,0 +1,128 @@
+"""Every error that a user can meet, in one small tree.
+
+An error says what was wrong, where (host, file, key) and what to do. Whether an operation may be
+tried again and which exit code ends the process are properties of the class, so that nothing ever
+matches on message text. A class exists only where some caller tells it from its parent.
+
+Broken invariants of our own are AssertionError or RuntimeError and are never caught.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h; the systemd units do not restart on it
+
+
+class AgentError(Exception):
+    """Base of all: `what` went wrong, `where` (host, file, key) and how to `fix` it."""
+
+    exit_code: ClassVar[int] = EXIT_FAILURE
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.fix = fix
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{text}. {self.fix}" if self.fix else text
+
+
+class UsageError(AgentError):
+    """The command line cannot be understood."""
+
+    exit_code = EXIT_USAGE
+
+
+class ConfigError(AgentError):
+    """The configuration, or something it points to, cannot work; a restart would not help."""
+
+    exit_code = EXIT_CONFIG
+
+
+class LinkError(AgentError):
+    """The link to the peer cannot be made or was lost."""
+
+    retryable = True
+
+
+class LinkClosedError(LinkError):
+    """The peer said goodbye: the link ended in good order."""
+
+
+class PeerProtocolError(LinkError):
+    """The peer broke the protocol; this connection is closed, others are not touched."""
+
+
+class RegistrationRefusedError(LinkError):
+    """The proxy refused the hello. `permanent` means that dialling again cannot help."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        permanent: bool,
+        retry_after_s: float = 0.0,
+        where: str = "",
+        fix: str = "",
+    ) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.permanent = permanent
+        self.retry_after_s = retry_after_s
+
+
+class StreamResetError(LinkError):
+    """One stream ended early. `safe_to_retry`: the request provably did not run."""
+
+    def __init__(self, what: str, *, code: int, safe_to_retry: bool, where: str = "") -> None:
+        super().__init__(what, where=where)
+        self.code = code
+        self.safe_to_retry = safe_to_retry
+
+
+class ChildError(AgentError):
+    """A child process failed."""
+
+
+class ChildExitedError(ChildError):
+    """A child ended by itself; `returncode` is negative for a signal, `tail` its last lines."""
+
+    def __init__(
+        self, what: str, *, returncode: int, tail: str = "", where: str = "", fix: str = ""
+    ) -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.returncode = returncode
+        self.tail = tail
+
+
+class ChildNotReadyError(ChildError):
+    """A child did not become ready in time."""
+
+
+class EngineError(AgentError):
+    """vLLM answered a request with an error; `status` is its HTTP status, 0 if none came."""
+
+    retryable = True
+
+    def __init__(self, what: str, *, status: int, where: str = "", fix: str = "") -> None:
+        super().__init__(what, where=where, fix=fix)
+        self.status = status
+
+
+class StoreError(AgentError):
+    """The bucket or a local store failed."""
+
+
+class BucketUnavailableError(StoreError):
+    """The bucket cannot be read or written now: dead, hung, unmounted or full."""
+
+    retryable = True
+
+
+class AdapterRefusedError(StoreError):
+    """A commit or adapter is cut, foreign, forged, corrupt or unfit for vLLM; never loaded."""

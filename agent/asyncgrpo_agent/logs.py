@@ -1,0 +1,93 @@
+"""Logging: one line an event, `event key=value ...`, on standard error.
+
+Event names are stable, past-tense or state words (`link.up`, `adapter.loaded`). Severity follows
+the effect on the run. Never log header values, tokens, keys or prompts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+_FIELDS: Final = "agent_fields"
+
+
+class Log:
+    """The logger of one module; fields are given by name and never formatted by the caller."""
+
+    def __init__(self, name: str) -> None:
+        self._logger = logging.getLogger(name)
+
+    def debug(self, event: str, /, **fields: object) -> None:
+        self._emit(logging.DEBUG, event, fields)
+
+    def info(self, event: str, /, **fields: object) -> None:
+        self._emit(logging.INFO, event, fields)
+
+    def warning(self, event: str, /, **fields: object) -> None:
+        self._emit(logging.WARNING, event, fields)
+
+    def error(self, event: str, /, **fields: object) -> None:
+        self._emit(logging.ERROR, event, fields)
+
+    def exception(self, event: str, /, **fields: object) -> None:
+        """An error with the traceback of the exception being handled."""
+        self._emit(logging.ERROR, event, fields, traceback=True)
+
+    def _emit(
+        self, level: int, event: str, fields: Mapping[str, object], *, traceback: bool = False
+    ) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, event, extra={_FIELDS: dict(fields)}, exc_info=traceback)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = str(value)
+    plain = text and not any(c in ' "=\\' or not c.isprintable() for c in text)
+    return text if plain else json.dumps(text, ensure_ascii=False)
+
+
+class LineFormatter(logging.Formatter):
+    """`LEVEL event key=value ...`; journald and the terminal add the time."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: Mapping[str, object] = getattr(record, _FIELDS, {})
+        parts = [record.levelname, record.getMessage()]
+        parts += [f"{key}={_value(value)}" for key, value in fields.items()]
+        line = " ".join(parts)
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, with the wall-clock time in seconds."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: Mapping[str, object] = getattr(record, _FIELDS, {})
+        line: dict[str, object] = {
+            "time": round(record.created, 3),
+            "level": record.levelname,
+            "event": record.getMessage(),
+            **fields,
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def set_up(*, as_json: bool, level: str) -> None:
+    """Install the one handler of this process. `level` is a name of the logging module."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if as_json else LineFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    # Their debug output contains header values, which may hold tokens.
+    for noisy in ("h2", "hpack", "watchfiles", "httpcore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
