@@ -1,0 +1,124 @@
+"""Cuts the byte stream into frames and judges each by its 9-byte header, before its body is kept.
+
+h2 looks at a frame's length only when the whole frame is there (up to 16 MiB) and counts header
+blocks in frames, not bytes. Here a frame that is too long, a header block that is too large or a
+wrong preface is refused as soon as its first bytes show it, whatever the chunking. At most one
+allowed frame and the chunk being fed are held.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_HEAD_BYTES: Final = 9
+_END_HEADERS: Final = 0x4
+_ACK: Final = 0x1
+_MAX_SETTINGS_BYTES: Final = 32 * 6  # HTTP/2 and its extensions define about ten settings
+
+PROTOCOL_ERROR: Final = 0x1
+FRAME_SIZE_ERROR: Final = 0x6
+ENHANCE_YOUR_CALM: Final = 0xB
+
+
+DATA: Final = 0
+HEADERS: Final = 1
+RST_STREAM: Final = 3
+SETTINGS: Final = 4
+PUSH_PROMISE: Final = 5
+PING: Final = 6
+CONTINUATION: Final = 9
+
+END_STREAM: Final = 0x1
+
+_BLOCK_KINDS: Final = frozenset((HEADERS, PUSH_PROMISE, CONTINUATION))
+
+
+class Breach(Exception):
+    """The peer broke a rule of the whole connection: the HTTP/2 error code and the reason."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+class Frame(NamedTuple):
+    """One whole frame; `raw` is all of it, `length` that of its body."""
+
+    kind: int
+    flags: int
+    stream_id: int
+    length: int
+    raw: bytes
+
+
+class FrameSplitter:
+    """Bytes in, whole frames out. Raises Breach, after which it must not be used again."""
+
+    def __init__(self, *, preface: bool, max_frame_bytes: int, max_header_bytes: int) -> None:
+        self.max_frame_bytes = max_frame_bytes
+        self.max_header_bytes = max_header_bytes
+        self.block_open = False  # a header block has begun and not ended
+        self._preface = PREFACE if preface else b""
+        self._first = True
+        self._block_bytes = 0
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    @property
+    def held_bytes(self) -> int:
+        return len(self._buffer)
+
+    def next_frame(self) -> Frame | None:
+        """The next whole frame, or None until more bytes are fed."""
+        if self._preface and not self._take_preface():
+            return None
+        buffer = self._buffer
+        if len(buffer) < _HEAD_BYTES:
+            return None
+        length = buffer[0] << 16 | buffer[1] << 8 | buffer[2]
+        kind, flags = buffer[3], buffer[4]
+        self._judge(kind, flags, length)
+        end = _HEAD_BYTES + length
+        if len(buffer) < end:
+            return None
+        stream_id = int.from_bytes(buffer[5:9], "big") & 0x7FFF_FFFF
+        raw = bytes(buffer[:end])
+        del buffer[:end]
+        if kind != DATA:
+            self._note(kind, flags, length)
+        return Frame(kind, flags, stream_id, length, raw)
+
+    def _take_preface(self) -> bool:
+        """Compare what is there of the client's preface; True once it is complete."""
+        have = self._buffer[: len(self._preface)]
+        if not self._preface.startswith(have):
+            raise Breach(PROTOCOL_ERROR, "the peer does not speak HTTP/2")
+        if len(have) < len(self._preface):
+            return False
+        del self._buffer[: len(self._preface)]
+        self._preface = b""
+        return True
+
+    def _judge(self, kind: int, flags: int, length: int) -> None:
+        """Everything that the header alone can be refused for; no state is changed."""
+        if length > self.max_frame_bytes:
+            raise Breach(FRAME_SIZE_ERROR, f"a frame of {length} bytes")
+        if self._first and (kind != SETTINGS or flags & _ACK):
+            raise Breach(PROTOCOL_ERROR, "the first frame is not SETTINGS")
+        if self.block_open and kind != CONTINUATION:
+            raise Breach(PROTOCOL_ERROR, "a frame inside a header block")
+        if kind in _BLOCK_KINDS:
+            if self._block_bytes + length > self.max_header_bytes:
+                raise Breach(ENHANCE_YOUR_CALM, "a header block that is too large")
+        elif kind == SETTINGS and length > _MAX_SETTINGS_BYTES:
+            raise Breach(ENHANCE_YOUR_CALM, f"a SETTINGS frame of {length} bytes")
+
+    def _note(self, kind: int, flags: int, length: int) -> None:
+        self._first = False
+        if kind in _BLOCK_KINDS:
+            self.block_open = not flags & _END_HEADERS
+            self._block_bytes = self._block_bytes + length if self.block_open else 0

@@ -1,0 +1,63 @@
+"""Length-prefixed JSON: 4 bytes of big-endian length, then one message.
+
+Used on control streams and for the envelopes ahead of rollout bodies. Bounded: a length above
+`MAX_MESSAGE_BYTES` is the peer's fault, found before a byte of it is buffered.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from asyncgrpo_agent.errors import PeerProtocolError
+
+MAX_MESSAGE_BYTES: Final = 1 << 20
+_PREFIX_BYTES: Final = 4
+
+T = TypeVar("T")
+_encoder = msgspec.json.Encoder()
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """One framed message. Raises ValueError if it is larger than a peer would take."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"{type(message).__name__} of {len(body)} bytes is over the limit")
+    return len(body).to_bytes(_PREFIX_BYTES, "big") + body
+
+
+class Deframer(Generic[T]):
+    """Collects bytes and gives whole messages, in order."""
+
+    def __init__(self, decoder: msgspec.json.Decoder[T]) -> None:
+        self._decoder = decoder
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+
+    def next_message(self) -> T | None:
+        """The next whole message, or None. Raises PeerProtocolError for a bad or oversized one."""
+        if len(self._buffer) < _PREFIX_BYTES:
+            return None
+        length = int.from_bytes(self._buffer[:_PREFIX_BYTES], "big")
+        if length > MAX_MESSAGE_BYTES:
+            raise PeerProtocolError(
+                f"message of {length} bytes, at most {MAX_MESSAGE_BYTES} allowed"
+            )
+        end = _PREFIX_BYTES + length
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[_PREFIX_BYTES:end])
+        del self._buffer[:end]
+        try:
+            return self._decoder.decode(body)
+        except msgspec.MsgspecError as error:
+            raise PeerProtocolError(f"message that does not parse: {error}") from error
+
+    def take_rest(self) -> bytes:
+        """What follows the messages taken so far (the body behind an envelope)."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest

@@ -1,0 +1,98 @@
+"""Header lists: the few constant ones that links use, and the check of everything we send.
+
+Agents talk with constant header tuples, so that both ends memoise the encoded blocks. A header
+that a peer must reject would cost it the stream, so every list is checked here before it is sent;
+the result is cached, because the lists repeat.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Final
+
+from asyncgrpo_agent.wire.messages import CONTROL_PATH, ROLLOUT_PATH
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+_AUTHORITY: Final = b"agrpo"  # the peer is known from its connection; HTTP only wants a name here
+
+
+def post_request(path: str) -> Headers:
+    return (
+        (b":method", b"POST"),
+        (b":scheme", b"https"),
+        (b":authority", _AUTHORITY),
+        (b":path", path.encode("ascii")),
+    )
+
+
+def plain_response(status: int) -> Headers:
+    return ((b":status", b"%d" % status),)
+
+
+CONTROL_REQUEST: Final = post_request(CONTROL_PATH)
+ROLLOUT_REQUEST: Final = post_request(ROLLOUT_PATH)
+OK_RESPONSE: Final = plain_response(200)
+NOT_FOUND_RESPONSE: Final = plain_response(404)
+
+
+def value_of(headers: Headers, name: bytes) -> bytes | None:
+    """The first value under `name`, which is given in lower case."""
+    for key, value in headers:
+        if key == name:
+            return value
+    return None
+
+
+def path_of(headers: Headers) -> str:
+    """The `:path` of a request, "" if it has none (CONNECT)."""
+    return (value_of(headers, b":path") or b"").decode("latin-1")
+
+
+def method_of(headers: Headers) -> str:
+    """The `:method` of a request, "" if these are no request headers."""
+    return (value_of(headers, b":method") or b"").decode("latin-1")
+
+
+def status_of(headers: Headers) -> int:
+    """The `:status` of a response, 0 if it is missing or is no number."""
+    value = value_of(headers, b":status") or b""
+    return int(value) if re.fullmatch(rb"[0-9]{3}", value) else 0
+
+
+_NAME: Final = re.compile(rb":?[!#$%&'*+\-.^_`|~0-9a-z]+")
+_BAD_VALUE: Final = re.compile(rb"[\x00\r\n]|\A[ \t]|[ \t]\Z")
+_CONNECTION_NAMES: Final = frozenset(
+    (b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"te")
+)
+_REQUEST_PSEUDO: Final = (b":authority", b":method", b":path", b":scheme")
+_RESPONSE_PSEUDO: Final = (b":status",)
+
+
+def check_request(headers: Headers) -> None:
+    """Raise ValueError unless `headers` may begin a request."""
+    _check(headers, _REQUEST_PSEUDO)
+
+
+def check_response(headers: Headers) -> None:
+    """Raise ValueError unless `headers` may begin a final response."""
+    _check(headers, _RESPONSE_PSEUDO)
+    if status_of(headers) < 200:
+        raise ValueError("a response begins with a status from 200 to 999")
+
+
+@lru_cache(maxsize=512)
+def _check(headers: Headers, pseudo: tuple[bytes, ...]) -> None:
+    names = [name for name, _ in headers]
+    if tuple(sorted(names[: len(pseudo)])) != pseudo:
+        raise ValueError(f"headers must begin with {pseudo}, each once")
+    for name, value in headers:
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"header name {name!r} is empty, not lower case or not a token")
+        if _BAD_VALUE.search(value):
+            raise ValueError(f"value of header {name!r} holds CR, LF, NUL or outer white space")
+        if name in _CONNECTION_NAMES:
+            raise ValueError(f"header {name!r} belongs to HTTP/1 connections")
+    if any(name.startswith(b":") for name in names[len(pseudo) :]):
+        raise ValueError("pseudo-header fields come first, each once")

@@ -1,0 +1,288 @@
+"""What agents and the proxy say to each other: control messages and rollout envelopes.
+
+Control messages are msgspec structs, tagged by `t`, sent as JSON in frames of a 4-byte big-endian
+length (see `wire.framing`). A rollout stream carries one request: a framed `Rollout`, then the
+body for vLLM untouched; the answer is a framed `RolloutAnswer`, then the body. Proxy and replica
+read envelopes only and never parse a body.
+
+Unknown fields are ignored, so that a newer peer may add some; a message that lacks a field or has
+a wrong type is the peer's fault and ends its connection.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+PROTOCOL: Final = 1
+ALPN_REVERSED: Final = "agrpo-rev/1"  # replicas: the dialler is the HTTP/2 server
+ALPN_FORWARD: Final = "h2"  # trainers, browsers, curl: the dialler is the HTTP/2 client
+CONTROL_PATH: Final = "/.agrpo/control"
+ROLLOUT_PATH: Final = "/.agrpo/rollout"
+
+
+class Adapter(msgspec.Struct, frozen=True):
+    """The identity of one adapter. `name` is its physical name in vLLM, unique to its bytes."""
+
+    name: str
+    attempt: str  # "a0003-7f3c": number and nonce of the trainer start
+    version: int
+    digest: str  # sha256 over the commit's file digests, hex
+
+
+class EngineFacts(msgspec.Struct, frozen=True):
+    """What a replica's vLLM is. Replicas of a run must agree; the proxy refuses others."""
+
+    base_model: str  # the name that vLLM serves the base model under
+    model_digest: str
+    dtype: str  # "torch.float32"
+    max_model_len: int
+    max_loras: int
+    max_lora_rank: int
+    vllm_version: str
+    world_size: int = 1
+
+
+class ReplicaRow(msgspec.Struct, frozen=True):
+    """One replica as `Fleet` and status show it."""
+
+    name: str
+    state: str
+    reason: str
+    since_s: float  # seconds in this state
+    capacity: int
+    in_flight: int
+    requests: int
+    failures: int
+    loaded: list[str]
+    tokens_per_s: float
+    rtt_ms: float
+    paused_s: float = 0.0
+
+
+# --- dialler to acceptor ---------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True, tag_field="t", tag="hello"):
+    """The first message of every link."""
+
+    protocol: int
+    role: Literal["replica", "trainer"]
+    run: str
+    name: str  # stable name of this host in the run
+    instance: str  # random for each process
+    agent_version: str
+    token: str
+    capacity: int = 0  # rollouts a replica takes at once
+    engine: EngineFacts | None = None  # None while vLLM is starting
+    loaded: list[str] = []
+    attempt: str = (
+        ""  # a trainer that comes back keeps its attempt; a replica names the last it met
+    )
+
+
+class EngineUp(msgspec.Struct, frozen=True, tag_field="t", tag="engine_up"):
+    """The replica's vLLM answers completions."""
+
+    engine: EngineFacts
+
+
+class EngineDown(msgspec.Struct, frozen=True, tag_field="t", tag="engine_down"):
+    """The replica's vLLM is not serving; nothing may be sent to it. Also sent while it starts."""
+
+    reason: str
+
+
+class Holdings(msgspec.Struct, frozen=True, tag_field="t", tag="holdings"):
+    """The whole list of adapters that the replica's vLLM holds now, from vLLM's own list."""
+
+    loaded: list[str]
+
+
+class Ack(msgspec.Struct, frozen=True, tag_field="t", tag="ack"):
+    """The outcome of one adapter on one replica. `phases_s` holds monotonic durations by phase."""
+
+    adapter: Adapter
+    ok: bool
+    reason: str
+    phases_s: dict[str, float]
+
+
+class Progress(msgspec.Struct, frozen=True, tag_field="t", tag="progress"):
+    """vLLM's own counters, every 2 s."""
+
+    running: int
+    waiting: int
+    generated_tokens: int  # since vLLM started
+    kv_used: float  # 0 to 1
+    paused_s: float = 0.0  # seconds, so far, in which vLLM said that it was paused
+
+
+class Draining(msgspec.Struct, frozen=True, tag_field="t", tag="draining"):
+    """No new streams, please; those in flight will be finished."""
+
+    reason: str
+
+
+class Published(msgspec.Struct, frozen=True, tag_field="t", tag="published"):
+    """The trainer's agent made an adapter durable; `commit` is its key below the run's folder."""
+
+    adapter: Adapter
+    commit: str
+    live: list[str]  # physical names that a request may still use, newest last
+    quorum: float  # share of the eligible capacity that ends the sync
+    timeout_s: float  # the sync ends after this in any case
+    bytes: int
+    phases_s: dict[str, float]
+
+
+class Retired(msgspec.Struct, frozen=True, tag_field="t", tag="retired"):
+    """The trainer unloaded names; replicas may drop them."""
+
+    names: list[str]
+    live: list[str]
+
+
+class Metrics(msgspec.Struct, frozen=True, tag_field="t", tag="metrics"):
+    """TRL's metrics of one logging step, as it named them."""
+
+    step: int
+    max_steps: int
+    values: dict[str, float]
+
+
+class RunEvent(msgspec.Struct, frozen=True, tag_field="t", tag="run_event"):
+    """Something that a person wants to see in the run's history."""
+
+    kind: str
+    fields: dict[str, str | int | float | bool | None]
+
+
+class RunEnded(msgspec.Struct, frozen=True, tag_field="t", tag="run_ended"):
+    """The trainer's engine has ended; with `ok` the run is finished and replicas may go."""
+
+    ok: bool
+    reason: str
+
+
+# --- acceptor to dialler ---------------------------------------------------------------------
+
+
+class Accepted(msgspec.Struct, frozen=True, tag_field="t", tag="accepted"):
+    """The proxy took the hello. Liveness parameters come from here, not from two files."""
+
+    name: str  # the name this agent is known by, maybe suffixed
+    attempt: str  # the run's attempt: new for a trainer, the current one for a replica ("" if none)
+    ping_s: float
+    ping_deadline_s: float
+    live: list[str] = []
+
+
+class Refused(msgspec.Struct, frozen=True, tag_field="t", tag="refused"):
+    """The proxy refused the hello."""
+
+    kind: Literal["retry", "permanent", "version", "duplicate"]
+    reason: str
+    retry_after_s: float = 0.0
+
+
+class Announce(msgspec.Struct, frozen=True, tag_field="t", tag="announce"):
+    """An adapter is in the bucket: look now. A hint; the listing stays the truth."""
+
+    adapter: Adapter
+    commit: str
+    live: list[str]
+
+
+class Retire(msgspec.Struct, frozen=True, tag_field="t", tag="retire"):
+    """These names are no longer wanted; `live` is what still is."""
+
+    names: list[str]
+    live: list[str]
+
+
+class ReplicaAck(msgspec.Struct, frozen=True, tag_field="t", tag="replica_ack"):
+    """One replica's Ack, passed on to the trainer for the run's history."""
+
+    replica: str
+    ack: Ack
+    since_announced_s: float
+
+
+class SyncReport(msgspec.Struct, frozen=True, tag_field="t", tag="sync_report"):
+    """How far one publication has come, sent to the trainer when its quorum or deadline is met."""
+
+    adapter: Adapter
+    acked: list[str]
+    missing: list[str]
+    failed: dict[str, str]  # replica -> reason
+    acked_capacity: int
+    eligible_capacity: int
+    timed_out: bool
+    reason: str
+    elapsed_s: float
+
+
+class Fleet(msgspec.Struct, frozen=True, tag_field="t", tag="fleet"):
+    """The fleet as it is now, pushed to the trainer on every change."""
+
+    ready: int  # replicas whose engine is up
+    registered: int
+    capacity: int
+    engine: EngineFacts | None  # what all of them have in common; limits are the fleet's smallest
+    replicas: list[ReplicaRow]
+    waiting: int = 0  # rollouts held in the proxy because no replica could take them
+    held_s: float = 0.0  # seconds, so far, in which at least one rollout was held
+    routed: dict[str, int] = {}  # "affinity", "least loaded", "spill" -> rollouts
+    retried: int = 0  # rollouts sent to a second replica
+
+
+class Finish(msgspec.Struct, frozen=True, tag_field="t", tag="finish"):
+    """The run is over: drain and exit 0."""
+
+    reason: str
+
+
+FromDialler = (
+    Hello
+    | EngineUp
+    | EngineDown
+    | Holdings
+    | Ack
+    | Progress
+    | Draining
+    | Published
+    | Retired
+    | Metrics
+    | RunEvent
+    | RunEnded
+)
+FromAcceptor = Accepted | Refused | Announce | Retire | ReplicaAck | SyncReport | Fleet | Finish
+
+
+# --- rollouts --------------------------------------------------------------------------------
+
+
+class Rollout(msgspec.Struct, frozen=True):
+    """The envelope ahead of a request's body; all that the proxy needs in order to place it."""
+
+    id: str
+    path: str  # "/v1/completions"
+    model: str  # the physical adapter name, or the base model's
+    blocks: list[int]  # chained hashes of the prompt's 16-token blocks, seeded with `model`
+    prompt_tokens: int
+    max_tokens: int
+    deadline_s: float  # seconds from now until the client gives up
+
+
+class RolloutAnswer(msgspec.Struct, frozen=True):
+    """The envelope ahead of an answer's body."""
+
+    status: int  # HTTP status
+    content_type: str
+    encoding: Literal["identity", "deflate"]  # deflate: zlib, over 16 KiB
+    replica: str
+    hop: str = ""  # who made this error: "gateway", "proxy", "replica", "vllm"; "" if it is none
+    may_have_run: bool = True
+    reason: str = ""
