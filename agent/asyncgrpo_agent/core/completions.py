@@ -1,0 +1,91 @@
+"""Completion bodies: what the gateway reads of a request, and the `model` it swaps in and out.
+
+Fields other than `model` are carried as the raw JSON they came in, byte for byte; numbers are never
+re-rendered. An answer of megabytes is not parsed: vLLM writes `model` near its start.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from asyncgrpo_agent.core import prompts
+
+_MODEL_WITHIN_BYTES: Final = 1024
+
+
+class _Known(msgspec.Struct):
+    """The fields that decide where a request goes. All others are vLLM's business."""
+
+    model: str
+    prompt: prompts.Prompt = None
+    messages: msgspec.Raw = msgspec.Raw(b"")
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stream: bool | None = None
+
+
+_known_decoder = msgspec.json.Decoder(_Known)
+_fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest:
+    """A completion or chat request. `max_tokens` is None where the client left it to vLLM."""
+
+    model: str
+    tokens: list[int]  # of a single token-id prompt; empty for text and chat
+    prompt_tokens: int
+    max_tokens: int | None
+    stream: bool
+    fields: dict[str, msgspec.Raw]
+
+    def body_for(self, model: str) -> bytes:
+        """The request's body, naming `model`."""
+        return msgspec.json.encode({**self.fields, "model": model})
+
+    def blocks_for(self, model: str) -> list[int]:
+        """Block hashes of the prompt under `model`; none for ids that no vocabulary has."""
+        try:
+            return prompts.block_hashes(model, self.tokens)
+        except OverflowError:
+            return []
+
+
+def parse(body: bytes) -> CompletionRequest:
+    """Raises msgspec.MsgspecError for a body that is no completion request."""
+    known = _known_decoder.decode(body)
+    max_tokens = known.max_completion_tokens
+    return CompletionRequest(
+        model=known.model,
+        tokens=prompts.token_ids(known.prompt),
+        prompt_tokens=(
+            prompts.count_tokens(known.prompt) + prompts.estimate_tokens(len(bytes(known.messages)))
+        ),
+        max_tokens=known.max_tokens if max_tokens is None else max_tokens,
+        stream=bool(known.stream),
+        fields=_fields_decoder.decode(body),
+    )
+
+
+def with_model(body: bytes, *, old: str, new: str) -> bytes:
+    """The answer `body`, naming `new` where it named `old`; unchanged where it does not."""
+    old_json, new_json = msgspec.json.encode(old), msgspec.json.encode(new)
+    # Quotes inside JSON strings are escaped, so this can only match a key and its value.
+    field = re.compile(rb'"model"\s*:\s*' + re.escape(old_json))
+    if match := field.search(body, 0, _MODEL_WITHIN_BYTES):
+        rest = memoryview(body)[match.end() :]
+        return b"".join((body[: match.start()], b'"model":', new_json, rest))
+    return _with_model_parsed(body, old=old, new=new)
+
+
+def _with_model_parsed(body: bytes, *, old: str, new: str) -> bytes:
+    try:
+        fields = _fields_decoder.decode(body)
+        model = msgspec.json.decode(fields.get("model", b"null"))
+    except msgspec.MsgspecError:
+        return body  # no JSON object: an error text of vLLM or of something before it
+    return msgspec.json.encode({**fields, "model": new}) if model == old else body

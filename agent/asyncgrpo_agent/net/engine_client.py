@@ -1,0 +1,347 @@
+"""Client to one vLLM over its Unix socket, the only way that the agent ever talks to it.
+
+vLLM does not stream here, so the first byte of an answer comes with its last token; cancelling a
+call closes its connection, on which vLLM aborts the request. Every failure is an EngineError whose
+`status` is vLLM's HTTP status, or 0 if no whole answer came.
+
+All names of vLLM's routes, fields and metrics that the agent relies on are in this module.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import httpcore
+import msgspec
+import trio
+
+from asyncgrpo_agent.errors import EngineError
+
+COMPLETION_PATHS: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
+MAX_ANSWER_BYTES: Final = 64 << 20
+_KEEPALIVE_S: Final = 3.0  # uvicorn closes idle connections after 5 s
+# httpcore's bookkeeping is quadratic in idle connections, and a Unix connect is cheap.
+_IDLE_CONNECTIONS: Final = 4
+_CONTROL_S: Final = 30.0
+_LOAD_S: Final = 120.0  # large adapters, and a scheduler that is busy
+_SERVER_INFO_S: Final = 120.0  # vLLM runs `pip list` for it
+_HEALTH_S: Final = 5.0
+_OPENED: Final = "connection.connect_unix_socket.complete"
+
+T = TypeVar("T")
+
+
+class ServedModel(msgspec.Struct, frozen=True):
+    """One row of vLLM's model list; `root` of an adapter is the path it was loaded from."""
+
+    id: str
+    root: str | None = None
+    parent: str | None = None  # None for the base model
+    max_model_len: int | None = None
+
+
+class _ModelList(msgspec.Struct):
+    data: list[ServedModel]
+
+
+class _LogProbs(msgspec.Struct):
+    token_logprobs: list[float | None]
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int]
+    logprobs: _LogProbs
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+
+
+class _FailureDetail(msgspec.Struct):
+    message: str
+
+
+class _Failure(msgspec.Struct):
+    error: _FailureDetail
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """vLLM's own counters. `generated_tokens` counts since vLLM started; `kv_used` is 0 to 1."""
+
+    running: int
+    waiting: int
+    generated_tokens: int
+    kv_used: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    content_type: str
+    body: bytes
+
+
+class _Body:
+    """A request's body. httpcore's own is a generator, which a failed write would leave behind for
+    the garbage collector and trio to complain about."""
+
+    def __init__(self, data: bytes) -> None:
+        self._parts = [data]
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._parts:
+            raise StopAsyncIteration
+        return self._parts.pop()
+
+
+class _ClosedEarlyError(Exception):
+    """The connection ended before the head of an answer came."""
+
+
+_TRANSPORT_ERRORS: Final = (
+    httpcore.NetworkError,
+    httpcore.ProtocolError,
+    httpcore.TimeoutException,
+    httpcore.ConnectionNotAvailable,
+)
+
+
+class EngineClient:
+    """One vLLM. Connections are opened when needed, so it may come and go under this client."""
+
+    def __init__(self, socket_path: str) -> None:
+        self._socket_path = socket_path
+        self._pool = httpcore.AsyncConnectionPool(
+            uds=socket_path,
+            max_connections=None,  # the replica's capacity is the limit
+            max_keepalive_connections=_IDLE_CONNECTIONS,
+            keepalive_expiry=_KEEPALIVE_S,
+            network_backend=httpcore.TrioBackend(),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with trio.CancelScope(shield=True):  # closing Unix sockets does not wait for the peer
+            await self._pool.aclose()
+
+    # --- rollouts ----------------------------------------------------------------------------
+
+    async def complete(self, path: str, body: bytes, timeout_s: float) -> tuple[int, str, bytes]:
+        """vLLM's status, content type and body, whatever they are."""
+        if path not in COMPLETION_PATHS:
+            raise self._error(f"{path} is not a route that rollouts may use", status=404)
+        answer = await self._call("POST", path, body, timeout_s=timeout_s)
+        return answer.status, answer.content_type, answer.body
+
+    async def probe(self, model: str, *, timeout_s: float = 60.0) -> None:
+        """One seeded token with its log-probability, which is what readiness means.
+
+        vLLM answers /health while its sampler is still compiling, or can never compile.
+        """
+        request = {
+            "model": model,
+            "prompt": [0, 1, 2],
+            "max_tokens": 1,
+            "seed": 0,
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
+        answer = await self._control("POST", "/v1/completions", request, timeout_s=timeout_s)
+        choice = self._decode(answer, _Completion).choices[0]
+        if len(choice.token_ids) != 1 or choice.logprobs.token_logprobs[0] is None:
+            raise self._error("the probe's answer lacks its token or log-probability", status=200)
+
+    # --- adapters ----------------------------------------------------------------------------
+
+    async def models(self) -> list[ServedModel]:
+        """The base model, then the adapters that vLLM holds."""
+        return self._decode(await self._control("GET", "/v1/models"), _ModelList).data
+
+    async def load_adapter(self, name: str, path: str) -> None:
+        """`path` must be absolute: vLLM takes an unknown relative one for a model hub's id.
+
+        `status` of the error: 400 for a name that is loaded already, 404 for a path without an
+        adapter, 500 for one that does not parse.
+        """
+        if not path.startswith("/"):
+            raise ValueError(f"adapter path {path!r} is not absolute")
+        request = {"lora_name": name, "lora_path": path, "load_inplace": False}
+        await self._control("POST", "/v1/load_lora_adapter", request, timeout_s=_LOAD_S)
+
+    async def unload_adapter(self, name: str) -> None:
+        """`status` of the error is 404 for a name that is not loaded."""
+        await self._control("POST", "/v1/unload_lora_adapter", {"lora_name": name})
+
+    # --- state -------------------------------------------------------------------------------
+
+    async def health(self) -> bool:
+        """Whether vLLM says that it is alive; see `probe` for whether it works."""
+        try:
+            answer = await self._call("GET", "/health", b"", timeout_s=_HEALTH_S)
+        except EngineError:
+            return False
+        return answer.status == 200
+
+    async def version(self) -> str:
+        answer = await self._control("GET", "/version")
+        return self._decode(answer, dict[str, str]).get("version", "")
+
+    async def server_info(self) -> dict[str, Any]:
+        """vLLM's resolved configuration, a tree of JSON."""
+        path = "/server_info?config_format=json"
+        answer = await self._control("GET", path, timeout_s=_SERVER_INFO_S)
+        return self._decode(answer, dict[str, Any])
+
+    async def is_paused(self) -> bool:
+        """Whether somebody has paused generation; agents never do."""
+        answer = await self._control("GET", "/is_paused")
+        return self._decode(answer, dict[str, bool])["is_paused"]
+
+    async def counters(self) -> Counters:
+        text = (await self._control("GET", "/metrics")).body.decode()
+        return Counters(
+            running=int(sum(self._samples(text, "vllm:num_requests_running"))),
+            waiting=int(sum(self._samples(text, "vllm:num_requests_waiting"))),
+            generated_tokens=int(sum(self._samples(text, "vllm:generation_tokens_total"))),
+            kv_used=max(self._samples(text, "vllm:kv_cache_usage_perc")),
+        )
+
+    # --- HTTP --------------------------------------------------------------------------------
+
+    async def _control(
+        self,
+        method: str,
+        path: str,
+        request: dict[str, Any] | None = None,
+        *,
+        timeout_s: float = _CONTROL_S,
+    ) -> _Answer:
+        """A call that must be answered 200."""
+        body = b"" if request is None else msgspec.json.encode(request)
+        answer = await self._call(method, path, body, timeout_s=timeout_s)
+        if answer.status != 200:
+            reason = _message(answer.body)
+            raise self._error(f"{path} answered {answer.status}: {reason}", status=answer.status)
+        return answer
+
+    async def _call(self, method: str, path: str, body: bytes, *, timeout_s: float) -> _Answer:
+        """One exchange, repeated once if a pooled connection turns out to have been closed."""
+        opened = False
+
+        async def note_opening(event: str, _: dict[str, Any]) -> None:
+            nonlocal opened
+            opened = opened or event == _OPENED
+
+        try:
+            with trio.fail_after(timeout_s):
+                try:
+                    return await self._exchange(method, path, body, note_opening)
+                except _ClosedEarlyError:
+                    if opened:
+                        raise
+                    return await self._exchange(method, path, body, note_opening)
+        except trio.TooSlowError as error:
+            raise self._error(f"{path} was not answered within {timeout_s:g} s") from error
+        except _ClosedEarlyError as error:
+            raise self._error(f"{path} failed: {error.__cause__}") from error
+        except _TRANSPORT_ERRORS as error:
+            reason = str(error) or type(error).__name__
+            raise self._error(f"{path} failed: {reason}") from error
+
+    async def _exchange(self, method: str, path: str, body: bytes, trace: Any) -> _Answer:
+        request = httpcore.Request(
+            method,
+            f"http://vllm{path}",
+            headers=[
+                ("host", "vllm"),
+                ("content-type", "application/json"),
+                ("content-length", str(len(body))),
+            ],
+            content=_Body(body),
+            extensions={"trace": trace},
+        )
+        try:
+            response = await self._pool.handle_async_request(request)
+        except (httpcore.ReadError, httpcore.RemoteProtocolError) as error:
+            raise _ClosedEarlyError from error
+        try:
+            content = await self._read(response)
+        finally:
+            await response.aclose()
+        headers = {name.lower(): value for name, value in response.headers}
+        return _Answer(
+            response.status, headers.get(b"content-type", b"").decode("latin-1"), content
+        )
+
+    async def _read(self, response: httpcore.Response) -> bytes:
+        """The body. Too large a one is cut by closing the connection under httpcore's generators,
+        which end at their next read; left half-way, they would wait for the garbage collector."""
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async for chunk in response.aiter_stream():
+                size += len(chunk)
+                if size > MAX_ANSWER_BYTES:
+                    await response.aclose()
+                else:
+                    chunks.append(chunk)
+        except httpcore.ReadError:
+            if size <= MAX_ANSWER_BYTES:
+                raise
+        if size > MAX_ANSWER_BYTES:
+            raise self._error(f"the answer is over the limit of {MAX_ANSWER_BYTES} bytes")
+        return b"".join(chunks)
+
+    # --- answers -----------------------------------------------------------------------------
+
+    def _decode(self, answer: _Answer, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(answer.body, type=kind)
+        except msgspec.MsgspecError as error:
+            raise self._error(
+                f"an answer that is not vLLM's: {error}", status=answer.status
+            ) from error
+
+    def _samples(self, text: str, name: str) -> list[float]:
+        """All values of one metric, over its labels."""
+        lines = [
+            line
+            for line in text.splitlines()
+            if line.startswith(name) and line[len(name) : len(name) + 1] in ("{", " ")
+        ]
+        try:
+            # A label's value may hold spaces, so the number is looked for behind the labels.
+            values = [float(line[len(name) :].rpartition("}")[2].split()[0]) for line in lines]
+        except (ValueError, IndexError) as error:
+            raise self._error(f"metric {name} does not parse", status=200) from error
+        if not values:
+            fix = "Is this a version of vLLM that the agent knows, with its statistics on?"
+            raise EngineError(
+                f"/metrics lacks {name}", status=200, where=self._socket_path, fix=fix
+            )
+        return values
+
+    def _error(self, what: str, *, status: int = 0) -> EngineError:
+        return EngineError(what, status=status, where=self._socket_path)
+
+
+def _message(body: bytes) -> str:
+    """vLLM's words in an error body, or the start of whatever came."""
+
+    try:
+        return msgspec.json.decode(body, type=_Failure).error.message
+    except msgspec.MsgspecError:
+        return body[:200].decode("utf-8", "replace")

@@ -1,0 +1,301 @@
+"""A small HTTP/1.1 server: h11 over trio streams, whole bodies in, whole bodies out.
+
+One task a connection, plus one that watches for the client's leaving while a handler runs: the
+handler is then cancelled, so that generation is aborted upstream. A client that shuts down its
+sending side before it has its answer counts as gone.
+
+Invariants: no failure of one connection or handler reaches another, or the listener; every wait on
+a client has a deadline, except the wait for our own handler. Handlers raise AgentError for what
+went wrong, anything else is a bug of ours and answered 500 with the traceback logged.
+
+It must not know what is served, and it streams nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+import h11
+import msgspec
+import trio
+
+from asyncgrpo_agent.errors import AgentError
+from asyncgrpo_agent.logs import Log
+
+JSON: Final = "application/json"
+_READ_BYTES: Final = 64 << 10
+_PIPELINED_BYTES: Final = 256 << 10  # beyond, the watcher stops reading and TCP pushes back
+_LINGER_S: Final = 2.0
+
+log = Log(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a client may take. `idle_s` exceeds the 15 s that aiohttp keeps a connection pooled."""
+
+    header_bytes: int = 32 << 10
+    body_bytes: int = 16 << 20
+    idle_s: float = 75.0
+    header_s: float = 10.0
+    body_s: float = 60.0
+    write_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One whole request. Header names are lower case; repeated ones are joined with commas."""
+
+    method: str
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """One whole answer; content-type and content-length are added to `headers`."""
+
+    status: int
+    content_type: str
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def json_response(status: int, value: Any) -> Response:
+    return Response(status=status, content_type=JSON, body=msgspec.json.encode(value))
+
+
+def error_response(status: int, message: str, *, kind: str, hop: str) -> Response:
+    """An error as vLLM words it, plus the hop that made it."""
+    error = {"message": message, "type": kind, "code": status, "hop": hop}
+    return json_response(status, {"error": error})
+
+
+async def serve(
+    listeners: Sequence[trio.abc.Listener[trio.SocketStream]],
+    handler: Handler,
+    *,
+    hop: str,
+    limits: Limits | None = None,
+    task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve on `listeners` until cancelled. `hop` names this server in the errors it answers."""
+
+    async def serve_one(stream: trio.SocketStream) -> None:
+        await serve_connection(stream, handler, hop=hop, limits=limits)
+
+    await trio.serve_listeners(serve_one, list(listeners), task_status=task_status)
+
+
+async def serve_connection(
+    stream: trio.abc.HalfCloseableStream,
+    handler: Handler,
+    *,
+    hop: str,
+    limits: Limits | None = None,
+) -> None:
+    """Serve one connection to its end and close it; raises nothing but trio.Cancelled."""
+    connection = _Connection(stream, handler, hop, limits or Limits())
+    async with stream:
+        try:
+            while await connection.serve_request():
+                pass
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            log.debug("http.client_lost", hop=hop)
+        except Exception:  # the border of this connection: no bug in it may harm another
+            log.exception("http.connection_failed", hop=hop)
+
+
+class _RefusedRequestError(Exception):
+    """The client's request is cut, slow, malformed or too large."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class _Connection:
+    """One connection. The stream has one reader at any time: the request loop or the watcher."""
+
+    def __init__(
+        self, stream: trio.abc.HalfCloseableStream, handler: Handler, hop: str, limits: Limits
+    ) -> None:
+        self._stream = stream
+        self._handler = handler
+        self._hop = hop
+        self._limits = limits
+        self._h11 = h11.Connection(
+            our_role=h11.SERVER, max_incomplete_event_size=limits.header_bytes
+        )
+
+    async def serve_request(self) -> bool:
+        """One request and its answer; False when the connection is over."""
+        try:
+            request = await self._read_request()
+        except _RefusedRequestError as refusal:
+            await self._refuse(refusal)
+            return False
+        if request is None:
+            return False
+        response = await self._answer_while_connected(request)
+        if response is None:
+            log.debug("http.client_gone", hop=self._hop, path=request.path)
+            return False
+        await self._send(response, head_only=request.method == "HEAD")
+        if self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE:
+            self._h11.start_next_cycle()
+            return True
+        return False
+
+    # --- reading -----------------------------------------------------------------------------
+
+    async def _read_request(self) -> Request | None:
+        """The next request, or None if the client has none."""
+        if not await self._wait_for_bytes():
+            return None
+        try:
+            with trio.fail_after(self._limits.header_s):
+                head = await self._next_event()
+            if not isinstance(head, h11.Request):
+                return None
+            with trio.fail_after(self._limits.body_s):
+                body = await self._read_body(head)
+        except trio.TooSlowError as error:
+            raise _RefusedRequestError(408, "the request took too long to arrive") from error
+        except h11.RemoteProtocolError as error:
+            raise _RefusedRequestError(error.error_status_hint, str(error)) from error
+        return _request(head, body)
+
+    async def _wait_for_bytes(self) -> bool:
+        if self._h11.trailing_data[0]:
+            return True
+        data = b""
+        with trio.move_on_after(self._limits.idle_s):
+            data = bytes(await self._stream.receive_some(_READ_BYTES))
+        if data:
+            self._h11.receive_data(data)
+        return bool(data)
+
+    async def _next_event(self) -> h11.Event | type[h11.PAUSED]:
+        while True:
+            event = self._h11.next_event()
+            if event is not h11.NEED_DATA:
+                return event  # type: ignore[return-value]  # h11's union holds both sentinels
+            if self._h11.they_are_waiting_for_100_continue:
+                proceed = h11.InformationalResponse(status_code=100, headers=[])
+                await self._stream.send_all(self._h11.send(proceed) or b"")
+            self._h11.receive_data(bytes(await self._stream.receive_some(_READ_BYTES)))
+
+    async def _read_body(self, head: h11.Request) -> bytes:
+        limit = self._limits.body_bytes
+        declared = dict(head.headers).get(b"content-length", b"0")
+        too_large = _RefusedRequestError(413, f"the body is over the limit of {limit} bytes")
+        if int(declared) > limit:
+            raise too_large
+        chunks: list[bytes] = []
+        size = 0
+        while isinstance(event := await self._next_event(), h11.Data):
+            size += len(event.data)
+            if size > limit:
+                raise too_large
+            chunks.append(bytes(event.data))
+        return b"".join(chunks)
+
+    # --- answering ---------------------------------------------------------------------------
+
+    async def _answer_while_connected(self, request: Request) -> Response | None:
+        """The handler's answer; None if the client went away first."""
+        response: Response | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._cancel_when_gone, nursery.cancel_scope)
+            response = await self._answer(request)
+            nursery.cancel_scope.cancel()
+        return response
+
+    async def _cancel_when_gone(self, scope: trio.CancelScope) -> None:
+        """Cancels the handler at the client's end of stream; bytes of a next request are kept."""
+        kept_bytes = 0
+        while kept_bytes < _PIPELINED_BYTES:
+            try:
+                data = bytes(await self._stream.receive_some(_READ_BYTES))
+            except trio.BrokenResourceError:
+                data = b""
+            if not data:
+                scope.cancel()
+                return
+            self._h11.receive_data(data)
+            kept_bytes += len(data)
+
+    async def _answer(self, request: Request) -> Response:
+        try:
+            return await self._handler(request)
+        except AgentError as error:
+            status = 503 if error.retryable else 500
+            kind = type(error).__name__
+            log.warning("http.failed", hop=self._hop, path=request.path, error=error)
+            return error_response(status, str(error), kind=kind, hop=self._hop)
+        except Exception:  # the border of one request: the server lives on
+            log.exception("http.handler_failed", hop=self._hop, path=request.path)
+            message = "an internal error; the agent's log has the traceback"
+            return error_response(500, message, kind="InternalError", hop=self._hop)
+
+    async def _send(
+        self, response: Response, *, head_only: bool = False, close: bool = False
+    ) -> None:
+        headers = [
+            ("content-type", response.content_type),
+            ("content-length", str(len(response.body))),
+            *response.headers,
+        ]
+        if close:
+            headers.append(("connection", "close"))
+        events: list[h11.Event] = [h11.Response(status_code=response.status, headers=headers)]
+        if response.body and not head_only:
+            events.append(h11.Data(data=response.body))
+        events.append(h11.EndOfMessage())
+        output = b"".join(self._h11.send(event) or b"" for event in events)
+        with trio.move_on_after(self._limits.write_s) as writing:
+            await self._stream.send_all(output)
+        if writing.cancelled_caught:
+            raise trio.BrokenResourceError("the client does not read its answer")
+
+    async def _refuse(self, refusal: _RefusedRequestError) -> None:
+        """Answer if the protocol still allows it, then read on for a moment.
+
+        Closing with unread bytes makes the kernel reset the connection, which can take the answer
+        away from a client that is still sending.
+        """
+        log.debug("http.refused", hop=self._hop, status=refusal.status, reason=refusal)
+        if self._h11.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        response = error_response(
+            refusal.status, str(refusal), kind="BadRequestError", hop=self._hop
+        )
+        await self._send(response, close=True)
+        with trio.move_on_after(_LINGER_S):
+            await self._stream.send_eof()
+            while await self._stream.receive_some(_READ_BYTES):
+                pass
+
+
+def _request(head: h11.Request, body: bytes) -> Request:
+    path, _, query = head.target.decode("ascii").partition("?")
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in head.headers:
+        name, value = raw_name.decode("ascii"), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return Request(
+        method=head.method.decode("ascii"),
+        path=path,
+        query=dict(parse_qsl(query, keep_blank_values=True)),
+        headers=headers,
+        body=body,
+    )
