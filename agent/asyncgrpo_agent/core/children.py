@@ -1,0 +1,63 @@
+"""Whether a child that ended is started again, and when.
+
+Backoff doubles from one short life to the next. A child that never became ready, several times in
+a row, will not become ready by being started again: the agent gives up and says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+BASE_S: Final = 1.0
+CAP_S: Final = 60.0
+STABLE_S: Final = 300.0  # after so long a life earlier failures are forgotten
+NEVER_READY: Final = 3
+CONFIG_CODE: Final = 78
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """One life of the child."""
+
+    code: int
+    ready: bool  # it had become ready
+    lived_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    delay_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    reason: str
+
+
+def next_restart(exits: Sequence[Exit]) -> Restart | GiveUp:
+    """What to do after the last of `exits` (oldest first, at least one)."""
+    last = exits[-1]
+    if last.code == CONFIG_CODE:
+        return GiveUp(reason="its configuration is wrong; a restart would not help")
+    in_vain = _count_back(exits, ready=False)
+    if in_vain >= NEVER_READY:
+        return GiveUp(reason=f"it never became ready, {in_vain} times in a row")
+    short = 0
+    for past in reversed(exits):
+        if past.lived_s >= STABLE_S:
+            break
+        short += 1
+    delay_s = min(BASE_S * 2.0 ** max(0, short - 1), CAP_S)
+    return Restart(delay_s=delay_s, reason=f"exit code {last.code} after {last.lived_s:.0f} s")
+
+
+def _count_back(exits: Sequence[Exit], *, ready: bool) -> int:
+    count = 0
+    for past in reversed(exits):
+        if past.ready is not ready:
+            break
+        count += 1
+    return count

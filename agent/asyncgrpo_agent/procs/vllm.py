@@ -1,0 +1,169 @@
+"""vLLM as a child: its command line, its environment, its socket, and what its last words mean.
+
+Every flag and variable of vLLM that the agent relies on is in this module (see
+`net.engine_client` for routes and metrics). Flags that the user may not give are refused where the
+configuration is read. Nothing here starts a process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+MAX_SOCKET_PATH_BYTES: Final = 107  # sun_path of unix(7), without its final zero
+CPU_BATCHED_TOKENS: Final = 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """One vLLM. `cpu` says that it runs without a GPU, which needs other flags."""
+
+    python: str
+    module: str
+    model_path: str
+    served_name: str
+    socket_path: str
+    args: tuple[str, ...]
+    max_loras: int
+    max_lora_rank: int
+    dtype: str
+    cpu: bool
+    trust_remote_code: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def engine_command(spec: EngineSpec) -> tuple[list[str], dict[str, str]]:
+    """The command line and what it adds to the environment. The user's own words come last."""
+    argv = [
+        *(spec.python, "-m", spec.module),
+        *("--model", spec.model_path),
+        *("--uds", spec.socket_path),
+        *("--served-model-name", spec.served_name),
+        "--enable-lora",
+        *("--max-loras", str(spec.max_loras)),
+        *("--max-lora-rank", str(spec.max_lora_rank)),
+        # Names of adapters are never used again, and their files are on local disk.
+        *("--max-cpu-loras", str(2 * spec.max_loras)),
+        *_unless_given(spec.args, "--logprobs-mode", "processed_logprobs"),  # what TRL expects
+        *_unless_given(spec.args, "--generation-config", "vllm"),  # not the model's own sampling
+        "--disable-uvicorn-access-log",
+        *("--dtype", "float32" if spec.cpu and spec.dtype == "auto" else spec.dtype),
+    ]
+    if spec.trust_remote_code:
+        argv.append("--trust-remote-code")
+    if spec.cpu:
+        argv += _cpu_flags(spec.args)
+    return [*argv, *spec.args], _environment(spec)
+
+
+def _unless_given(args: tuple[str, ...], flag: str, value: str) -> list[str]:
+    given = any(arg == flag or arg.startswith(f"{flag}=") for arg in args)
+    return [] if given else [flag, value]
+
+
+def _cpu_flags(args: tuple[str, ...]) -> list[str]:
+    """TRL seeds every request, and on the CPU a seeded prompt must not be split: it kills vLLM."""
+    return [
+        "--enforce-eager",
+        "--no-enable-chunked-prefill",
+        *_unless_given(args, "--max-num-batched-tokens", str(CPU_BATCHED_TOKENS)),
+    ]
+
+
+def _environment(spec: EngineSpec) -> dict[str, str]:
+    defaults = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",  # the model is a local folder, so is every adapter
+        "PYTHONUNBUFFERED": "1",
+    }
+    if spec.cpu:
+        defaults |= {
+            "VLLM_TARGET_DEVICE": "cpu",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            # Each engine would bind itself to the same core otherwise.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            # Without a compiler the sampler cannot be compiled, and with one it takes 4 to 28 s.
+            "TORCHDYNAMO_DISABLE": "1",
+        }
+    owned = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1"}
+    return {**defaults, **spec.env, **owned}
+
+
+def has_gpu() -> bool:
+    """Whether this host shows a GPU that vLLM could use: NVIDIA, AMD or WSL device files."""
+    return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
+
+
+def shell_line(argv: list[str], additions: Mapping[str, str]) -> str:
+    """The command as a person would type it."""
+    words = [f"{name}={shlex.quote(value)}" for name, value in sorted(additions.items())]
+    return " ".join([*words, shlex.join(argv)])
+
+
+@contextmanager
+def socket_dir() -> Iterator[Path]:
+    """A private folder (0700) for vLLM's socket, removed afterwards; its path is short enough."""
+    roots = [os.environ.get(name, "") for name in ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR")]
+    usable = [root for root in roots if root and _fits(root) and os.access(root, os.W_OK)]
+    root = usable[0] if usable else "/tmp"  # noqa: S108 - a $TMPDIR may be too long a path
+    folder = Path(tempfile.mkdtemp(prefix="agrpo-", dir=root))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _fits(root: str) -> bool:
+    return len(os.fsencode(root)) + len("/agrpo-12345678/vllm.sock") <= MAX_SOCKET_PATH_BYTES
+
+
+_CAUSES: Final = (
+    (
+        r"CUDA out of memory|OutOfMemoryError|No available memory for the cache blocks",
+        "The GPU's memory is too small or taken: lower --gpu-memory-utilization or "
+        "--max-model-len, or stop what else uses it",
+    ),
+    (
+        r"Free memory on device .* is less than desired",
+        "Another process holds the GPU's memory: stop it or lower --gpu-memory-utilization",
+    ),
+    (
+        r"No module named 'vllm'|No module named vllm",
+        "engine.python has no vLLM: point it to the Python of the engine's environment",
+    ),
+    (r"max_lora_rank|max_loras.*must", "Check engine.max_lora_rank and engine.max_loras"),
+    (
+        r"does not appear to have a file named|Unrecognized model|is not a valid model identifier|"
+        r"Error no file named",
+        "model.path is not a model that this vLLM knows",
+    ),
+    (
+        r"No compatible C\+\+ compiler|g\+\+.*not found|InductorError.*compiler",
+        "torch.compile found no compiler: install g++ or set TORCHDYNAMO_DISABLE=1 in [engine.env]",
+    ),
+    (
+        r"CPU Generator does not use offset",
+        "A seeded prompt was split: give --no-enable-chunked-prefill",
+    ),
+    (r"unrecognized arguments", "vLLM does not know a flag in engine.args or after --"),
+    (r"Address already in use", "Another vLLM uses this socket"),
+    (r"Failed to infer device type", "vLLM found neither a GPU nor its CPU build"),
+)
+
+
+def explain_failure(tail: str) -> str:
+    """The cause that vLLM's last lines give away, with its remedy, and those lines."""
+    lines = "\n".join(tail.splitlines()[-12:])
+    for pattern, remedy in _CAUSES:
+        if re.search(pattern, tail):
+            return f"{remedy}. Its last lines:\n{lines}"
+    return f"Its last lines:\n{lines}"

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+
+from asyncgrpo_agent.procs.environment import child_environment
+
+FROZEN = {
+    "LD_LIBRARY_PATH": "/opt/agent/_internal",
+    "_PYI_ARCHIVE_FILE": "/opt/agent/asyncgrpo-agent",
+    "_PYI_APPLICATION_HOME_DIR": "/opt/agent/_internal",
+    "_MEIPASS2": "/tmp/_MEI1",
+    "PATH": "/usr/bin",
+}
+
+
+def test_frozen_library_path_is_dropped() -> None:
+    assert child_environment(FROZEN, {}, frozen=True) == {"PATH": "/usr/bin"}
+
+
+def test_library_path_from_before_the_freeze_is_restored() -> None:
+    base = {**FROZEN, "LD_LIBRARY_PATH_ORIG": "/usr/local/cuda/lib64"}
+    assert child_environment(base, {}, frozen=True) == {
+        "PATH": "/usr/bin",
+        "LD_LIBRARY_PATH": "/usr/local/cuda/lib64",
+    }
+
+
+def test_library_path_stays_when_nothing_is_frozen() -> None:
+    base = {"LD_LIBRARY_PATH": "/usr/local/cuda/lib64"}
+    assert child_environment(base, {}, frozen=False) == base
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ASYNCGRPO_JOIN",
+        "ASYNCGRPO_TRAIN_LORA_R",
+        "NOTIFY_SOCKET",
+        "WATCHDOG_USEC",
+        "WATCHDOG_PID",
+        "CREDENTIALS_DIRECTORY",
+        "LISTEN_FDS",
+    ],
+)
+@pytest.mark.parametrize("kind", ["engine", "agent", "tool"])
+def test_what_is_meant_for_the_agent_alone_stays_with_it(name: str, kind: str) -> None:
+    environment = child_environment({name: "secret"}, {}, frozen=False, kind=kind)  # type: ignore[arg-type]
+    assert name not in environment
+
+
+def test_gpus_and_model_hubs_are_for_engines() -> None:
+    base = {"CUDA_VISIBLE_DEVICES": "1", "HF_TOKEN": "secret", "LANG": "C.UTF-8"}
+    assert child_environment(base, {}, frozen=False) == base
+    assert child_environment(base, {}, frozen=False, kind="tool") == {"LANG": "C.UTF-8"}
+
+
+def test_another_agent_starts_as_a_new_program() -> None:
+    environment = child_environment(FROZEN, {}, frozen=True, kind="agent")
+    assert environment == {"PATH": "/usr/bin", "PYINSTALLER_RESET_ENVIRONMENT": "1"}
+
+
+def test_additions_win() -> None:
+    base = {"ASYNCGRPO_JOIN": "old", "A": "1"}
+    additions = {"ASYNCGRPO_JOIN": "new", "A": "2"}
+    assert child_environment(base, additions, frozen=False, kind="agent") == {
+        **additions,
+        "PYINSTALLER_RESET_ENVIRONMENT": "1",
+    }
