@@ -1,0 +1,288 @@
+"""The command line: reads arguments, starts one role, turns errors into a line and an exit code.
+
+`--help` must stay quick, so nothing that brings trio, cryptography or a role is imported before
+the arguments are understood. Nothing here decides what a role does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from asyncgrpo_agent import __version__, config_sources
+from asyncgrpo_agent.config import ROLES, Config, host_port
+from asyncgrpo_agent.errors import EXIT_CONFIG, AgentError, UsageError
+from asyncgrpo_agent.flags import PROGRAM, Parser, add_config_flags, settings_of
+
+EXIT_INTERRUPTED: Final = 130  # as shells report SIGINT
+
+_DESCRIPTION: Final = """\
+Asynchronous GRPO with LoRA across machines that share no NCCL, no file system and no open port.
+
+commands:
+  (none)                start one role and stay in the foreground
+  init                  write a commented configuration file
+  check                 validate a configuration and show its effective values
+  run create            make a run and its signing key
+  token create          make a join line for a replica or a trainer
+"""
+_EPILOG: Final = """\
+Whatever follows -- is appended to the flags of vLLM. Every key of the configuration can also be
+set as ASYNCGRPO_<SECTION>_<KEY>; flags override the environment, which overrides the file.
+Exit codes: 0 fine, 1 failure, 2 usage, 78 configuration (a restart would not help).
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv`; the result is the exit code of the process."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except AgentError as error:
+        return _report([error])
+    except BaseExceptionGroup as group:  # a role's nurseries may wrap what they raise
+        return _report_group(group)
+
+
+def _dispatch(words: list[str]) -> int:
+    engine_args: list[str] = []
+    if "--" in words:
+        at = words.index("--")
+        words, engine_args = words[:at], words[at + 1 :]
+    command = _COMMANDS.get(words[0]) if words else None
+    if command is None:
+        return _start(words, engine_args)
+    return command(words[1:], engine_args)
+
+
+def _report(errors: Iterable[AgentError]) -> int:
+    code = 0
+    for error in errors:
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        code = EXIT_CONFIG if EXIT_CONFIG in (code, error.exit_code) else error.exit_code
+    return code
+
+
+def _report_group(group: BaseExceptionGroup[BaseException]) -> int:
+    """A bug keeps its traceback; errors that a user can meet and Ctrl-C do not show one."""
+    expected, bugs = group.split((AgentError, KeyboardInterrupt))
+    if bugs is not None or expected is None:
+        raise group
+    errors = [error for error in _leaves(expected) if isinstance(error, AgentError)]
+    return _report(errors) if errors else EXIT_INTERRUPTED
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterable[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+# --- starting a role -------------------------------------------------------------------------
+
+
+def _start(words: list[str], engine_args: list[str]) -> int:
+    parser = Parser(
+        "", "[--role ROLE] [flags] [-- ENGINE ARGS...] | COMMAND ...", _DESCRIPTION, _EPILOG
+    )
+    add_config_flags(parser)
+    parser.add_argument(
+        "--print-engine-command",
+        action="store_true",
+        help="show how a replica would start vLLM, and exit",
+    )
+    parser.add_argument("--version", action="store_true", help="show versions, and exit")
+    options = parser.parse_args(words)
+    if options.version:
+        print(_version())
+        return 0
+    config = _load(options, engine_args)
+    if options.print_engine_command:
+        return _print_engine_command(config)
+    from asyncgrpo_agent import config_host, logs
+
+    logs.set_up(as_json=config.agent.log_json, level=config.agent.log_level.upper())
+    return role_entry(config.role)(config_host.resolved(config, sys.stdin))
+
+
+def _load(options: argparse.Namespace, engine_args: Sequence[str]) -> Config:
+    return config_sources.load(
+        role=options.role,
+        file=options.config,
+        settings=settings_of(options),
+        engine_args=engine_args,
+    )
+
+
+def role_entry(role: str) -> Callable[[Config], int]:
+    """The `run` of one role's module."""
+    # Plain import statements, because a frozen build follows only those.
+    if role == "proxy":
+        from asyncgrpo_agent.roles import proxy
+
+        return proxy.run
+    if role == "replica":
+        from asyncgrpo_agent.roles import replica
+
+        return replica.run
+    if role == "trainer":
+        from asyncgrpo_agent.roles import trainer
+
+        return trainer.run
+    from asyncgrpo_agent.roles import local
+
+    return local.run
+
+
+def _print_engine_command(config: Config) -> int:
+    if config.role not in ("replica", "local"):
+        raise UsageError("--print-engine-command is for role replica")
+    from asyncgrpo_agent.config_host import with_engine_python
+    from asyncgrpo_agent.roles import replica
+
+    print(replica.engine_command_line(with_engine_python(config).without_secrets()))
+    return 0
+
+
+def _version() -> str:
+    import ssl
+
+    form = "binary" if getattr(sys, "frozen", False) else "source"
+    python = ".".join(map(str, sys.version_info[:3]))
+    return f"{PROGRAM} {__version__} ({form}), Python {python}, {ssl.OPENSSL_VERSION}"
+
+
+# --- commands --------------------------------------------------------------------------------
+
+
+def _init(words: list[str], _engine_args: list[str]) -> int:
+    usage = "init --role ROLE [--output FILE] [--force]"
+    parser = Parser("init", usage, "Write a commented configuration file for one role.")
+    parser.add_argument("--role", metavar="ROLE", required=True, help=", ".join(ROLES))
+    parser.add_argument(
+        "--output", metavar="FILE", help="default: ROLE.toml; - for standard output"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite the file")
+    options = parser.parse_args(words)
+    from asyncgrpo_agent.config_example import example
+
+    role = config_sources.chosen_role(options.role)
+    _write(example(role), options.output or f"{role}.toml", overwrite=options.force, mode=0o644)
+    return 0
+
+
+def _check(words: list[str], engine_args: list[str]) -> int:
+    usage = "check [--role ROLE] [--config FILE] [flags] [-- ENGINE ARGS...]"
+    description = "Validate a configuration and this host, and show the effective values."
+    parser = Parser("check", usage, description)
+    add_config_flags(parser)
+    config = _load(parser.parse_args(words), engine_args)
+    import tomli_w
+
+    from asyncgrpo_agent.config_host import check_host
+
+    print(tomli_w.dumps(config.redacted()))
+    for path, origin in config.origins.items():
+        print(f"# {path}: from {origin}")
+    check_host(config)
+    return 0
+
+
+def _run(words: list[str], _engine_args: list[str]) -> int:
+    parser = Parser(
+        "run", "run create NAME [--state-dir DIR]", "Make a run and its signing key on this host."
+    )
+    parser.add_argument("action", choices=["create"])
+    parser.add_argument("name", metavar="NAME", help="name of the run")
+    _add_state_dir(parser)
+    options = parser.parse_args(words)
+    from asyncgrpo_agent.store import identity
+
+    identity.create_run(_state_dir(options), options.name)
+    print(f"run {options.name} created", file=sys.stderr)
+    return 0
+
+
+def _token(words: list[str], _engine_args: list[str]) -> int:
+    usage = (
+        "token create --role replica|trainer --run NAME [--address HOST:PORT ...]\n"
+        "         [--state-dir DIR] [--output FILE]"
+    )
+    parser = Parser("token", usage, "Make a join line: one secret line that lets one role join.")
+    parser.add_argument("action", choices=["create"])
+    parser.add_argument("--role", choices=["replica", "trainer"], required=True)
+    parser.add_argument("--run", metavar="NAME", required=True, help="name of the run")
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="where agents dial the proxy",
+    )
+    _add_state_dir(parser)
+    parser.add_argument("--output", metavar="FILE", help="write it there; default: standard output")
+    options = parser.parse_args(words)
+    _write(_join_line(options) + "\n", options.output or "-", overwrite=False, mode=0o600)
+    return 0
+
+
+def _join_line(options: argparse.Namespace) -> str:
+    import time
+
+    from asyncgrpo_agent.store import identity
+
+    for address in options.address:
+        try:
+            host_port(address)
+        except ValueError as error:
+            raise UsageError(f"--address {address}: {error}") from error
+    return identity.create_join(
+        _state_dir(options),
+        role=options.role,
+        run=options.run,
+        addresses=options.address,
+        now_unix_s=time.time(),  # noqa: TID251 - the one clock of this command
+    )
+
+
+def _add_state_dir(parser: Parser) -> None:
+    parser.add_argument("--state-dir", metavar="DIR", help="state folder of the agent on this host")
+
+
+def _state_dir(options: argparse.Namespace) -> Path:
+    given = options.state_dir or os.environ.get(config_sources.STATE_DIR_VARIABLE)
+    return Path(given).absolute() if given else config_sources.default_state_dir(os.environ)
+
+
+def _write(text: str, output: str, *, overwrite: bool, mode: int) -> None:
+    if output == "-":
+        sys.stdout.write(text)
+        return
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if overwrite else os.O_EXCL)
+    try:
+        with os.fdopen(os.open(output, flags, mode), "w", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise UsageError(
+            "the file exists already", where=output, fix="Remove it or choose another name"
+        ) from error
+    except OSError as error:
+        raise AgentError(f"cannot be written: {error.strerror}", where=output) from error
+    print(f"wrote {output}", file=sys.stderr)
+
+
+_COMMANDS: Final[dict[str, Callable[[list[str], list[str]], int]]] = {
+    "init": _init,
+    "check": _check,
+    "run": _run,
+    "token": _token,
+}

@@ -1,0 +1,123 @@
+"""The flags that configure an agent, and the parser that they are added to.
+
+A flag sets one key of the configuration as text; what the text means is up to `config_values`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from asyncgrpo_agent.config import ROLES
+from asyncgrpo_agent.config_sources import Setting
+from asyncgrpo_agent.errors import UsageError
+
+PROGRAM: Final = "asyncgrpo-agent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortcut:
+    """A flag that sets one key of the configuration; without `metavar` it sets it to true."""
+
+    flag: str
+    path: str
+    help: str
+    metavar: str = ""
+
+
+SHORTCUTS: Final = (
+    Shortcut(
+        flag="--join", metavar="FILE|-", path="link.join", help="join file, - for standard input"
+    ),
+    Shortcut(
+        flag="--proxy", metavar="HOST:PORT", path="link.proxy", help="dial this proxy instead"
+    ),
+    Shortcut(
+        flag="--listen", metavar="HOST:PORT", path="proxy.listen", help="where a proxy listens"
+    ),
+    Shortcut(
+        flag="--state-dir",
+        metavar="DIR",
+        path="agent.state_dir",
+        help="keys, staged adapters, logs",
+    ),
+    Shortcut(flag="--run", metavar="NAME", path="run.name", help="name of the run"),
+    Shortcut(flag="--name", metavar="NAME", path="replica.name", help="name of this replica"),
+    Shortcut(flag="--model", metavar="DIR", path="model.path", help="folder of the base model"),
+    Shortcut(flag="--bucket", metavar="DIR", path="bucket.path", help="mounted bucket or folder"),
+    Shortcut(
+        flag="--engine-python",
+        metavar="FILE",
+        path="engine.python",
+        help="Python that has vLLM or TRL",
+    ),
+    Shortcut(
+        flag="--replicas", metavar="N", path="local.replicas", help="replicas of a local fleet"
+    ),
+    Shortcut(
+        flag="--min-replicas",
+        metavar="N",
+        path="trainer.min_replicas",
+        help="replicas that training waits for",
+    ),
+    Shortcut(
+        flag="--log-level",
+        metavar="LEVEL",
+        path="agent.log_level",
+        help="debug, info, warning or error",
+    ),
+    Shortcut(flag="--log-json", path="agent.log_json", help="log JSON objects"),
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """Of one width on every terminal; mistakes are UsageErrors."""
+
+    def __init__(self, command: str, usage: str, description: str, epilog: str = "") -> None:
+        super().__init__(
+            prog=f"{PROGRAM} {command}".rstrip(),
+            usage=f"{PROGRAM} {usage}",
+            description=description,
+            epilog=epilog,
+            allow_abbrev=False,
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
+                prog, max_help_position=32, width=98
+            ),
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, fix=f"Try `{self.prog} --help`")
+
+
+def add_config_flags(parser: Parser) -> None:
+    parser.add_argument("--role", metavar="ROLE", help=", ".join(ROLES))
+    parser.add_argument("--config", metavar="FILE", help="configuration file (TOML)")
+    for shortcut in SHORTCUTS:
+        shape: dict[str, Any] = (
+            {"metavar": shortcut.metavar}
+            if shortcut.metavar
+            else {"action": "store_const", "const": "true"}
+        )
+        parser.add_argument(shortcut.flag, dest=shortcut.path, help=shortcut.help, **shape)
+    parser.add_argument(
+        "--set",
+        metavar="SECTION.KEY=VALUE",
+        action="append",
+        default=[],
+        help="set any key; VALUE is TOML, a bare word is a text; repeatable",
+    )
+
+
+def settings_of(options: argparse.Namespace) -> list[Setting]:
+    settings = []
+    for text in options.set:
+        path, equals, value = text.partition("=")
+        if not equals or "." not in path:
+            raise UsageError(f"--set {path}: expected SECTION.KEY=VALUE")
+        settings.append(Setting(path=path.strip(), value=value, origin="--set"))
+    for shortcut in SHORTCUTS:
+        value = getattr(options, shortcut.path)
+        if value is not None:
+            settings.append(Setting(path=shortcut.path, value=value, origin=shortcut.flag))
+    return settings
