@@ -1,0 +1,105 @@
+"""The join line: one line that gives an agent all it needs to reach and trust a proxy and a run.
+
+`agrpo1.` and base64url of JSON with a checksum, so that a cut or mistyped line is found before
+anything is dialled. It carries the CA's certificate itself, which OpenSSL then checks the proxy's
+chain against; nothing is ever learnt from the proxy. It holds secrets: never print it but once, and
+never put it into argv.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import msgspec
+
+from asyncgrpo_agent.errors import ConfigError
+
+PREFIX: Final = "agrpo1."
+_CHECKSUM_BYTES: Final = 4
+_KEY_BYTES: Final = 32
+
+JoinRole = Literal["replica", "trainer"]
+
+
+class _Content(msgspec.Struct, frozen=True):
+    addresses: list[str]
+    ca: bytes
+    token: str
+    role: JoinRole
+    run: str
+    run_public_key: bytes
+    run_private_key: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """Keys are raw Ed25519, 32 bytes; `ca_der` is a certificate; addresses are HOST:PORT."""
+
+    addresses: tuple[str, ...]
+    ca_der: bytes = field(repr=False)
+    token: str = field(repr=False)
+    role: JoinRole
+    run: str
+    run_public_key: bytes
+    run_private_key: bytes | None = field(default=None, repr=False)
+
+
+def encode(join: Join) -> str:
+    """The line, without a line end."""
+    content = _Content(
+        addresses=list(join.addresses),
+        ca=join.ca_der,
+        token=join.token,
+        role=join.role,
+        run=join.run,
+        run_public_key=join.run_public_key,
+        run_private_key=join.run_private_key,
+    )
+    body = msgspec.json.encode(content)
+    return PREFIX + base64.urlsafe_b64encode(_checksum(body) + body).decode().rstrip("=")
+
+
+def decode(text: str) -> Join:
+    """Raises ConfigError for anything but a whole line that `encode` made."""
+    line = text.strip()
+    if not line.startswith(PREFIX):
+        raise _refused(f"does not begin with {PREFIX}")
+    encoded = line[len(PREFIX) :]
+    try:
+        data = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+    except ValueError:
+        raise _refused("holds characters that no join line has") from None
+    checksum, body = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
+    if checksum != _checksum(body):
+        raise _refused("is cut or mistyped")
+    try:
+        content = msgspec.json.decode(body, type=_Content)
+    except msgspec.MsgspecError:
+        raise _refused("is of another version of the agent") from None
+    keys = [content.run_public_key, content.run_private_key or content.run_public_key]
+    if not content.addresses or any(len(key) != _KEY_BYTES for key in keys):
+        raise _refused("lacks an address or a key")
+    return Join(
+        addresses=tuple(content.addresses),
+        ca_der=content.ca,
+        token=content.token,
+        role=content.role,
+        run=content.run,
+        run_public_key=content.run_public_key,
+        run_private_key=content.run_private_key,
+    )
+
+
+def _checksum(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest()[:_CHECKSUM_BYTES]
+
+
+def _refused(what: str) -> ConfigError:
+    return ConfigError(
+        what,
+        where="the join line",
+        fix="Copy it whole, or make a new one on the proxy: asyncgrpo-agent token create",
+    )

@@ -1,0 +1,224 @@
+"""A whole fleet on one machine: the same three roles as separate processes, a folder as bucket.
+
+Nothing here is a short cut: the children are ordinary agents with join files, TLS links and a run
+key, so that what works here works across firewalls. When the run ends, in whatever way, every child
+is stopped before this process ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import tomli_w
+import trio
+from rich.console import Console
+
+from asyncgrpo_agent.config import Config
+from asyncgrpo_agent.errors import ChildExitedError
+from asyncgrpo_agent.logs import Log
+from asyncgrpo_agent.procs import child
+from asyncgrpo_agent.roles.live_view import follow
+from asyncgrpo_agent.sdnotify import Notifier
+from asyncgrpo_agent.store import identity
+
+log = Log(__name__)
+notifier = Notifier.from_environment(os.environ)
+
+LOOPBACK: Final = "127.0.0.1"
+STOP_S: Final = 30.0
+FAREWELL_S: Final = 20.0  # replicas drain after the run has finished
+EXIT_INTERRUPTED: Final = 130
+
+
+def run(config: Config) -> int:
+    """Run the fleet to the end of the training. The result is the exit code."""
+    return trio.run(_main, config)
+
+
+async def _main(config: Config) -> int:
+    fleet = LocalFleet(config)
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_stop_on_signal, scope, fleet)
+            await fleet.run()
+            nursery.cancel_scope.cancel()
+    if fleet.interrupted:
+        return EXIT_INTERRUPTED if fleet.interrupted == signal.SIGINT else 0
+    return fleet.exit_code
+
+
+async def _stop_on_signal(scope: trio.CancelScope, fleet: LocalFleet) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for number in signals:
+            fleet.interrupted = number
+            log.info("local.stopping", signal=signal.Signals(number).name)
+            notifier.stopping()
+            scope.cancel()
+
+
+@dataclass
+class LocalFleet:
+    """One proxy, some replicas, one trainer."""
+
+    config: Config
+    interrupted: int = 0
+    exit_code: int = 1
+    _joins: dict[str, Path] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.run_name = self.config.run.name or "local"
+        self.folder = self.config.state_dir
+        self.bucket = Path(self.config.bucket.path or self.folder / "bucket")
+
+    async def run(self) -> None:
+        self.bucket.mkdir(parents=True, exist_ok=True)
+        address = f"{LOOPBACK}:{_free_port()}"
+        self._make_joins(address)
+        async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
+            nursery.start_soon(follow, self._history(), Console())
+            proxy = await self._start(stack, "proxy", {"proxy": {"listen": address}})
+            replicas = [
+                await self._start(stack, f"replica-{number}", self._replica_table(number))
+                for number in range(1, self.config.local.replicas + 1)
+            ]
+            trainer = await self._start(stack, "trainer", {})
+            await self._until_done(trainer, [proxy, *replicas])
+            await self._farewell(replicas)
+            nursery.cancel_scope.cancel()
+
+    def _history(self) -> Path:
+        path = self.folder / "trainer" / "trainer" / self.run_name / "history.jsonl"
+        path.unlink(missing_ok=True)  # the view shows this start only
+        return path
+
+    # --- starting -------------------------------------------------------------------------
+
+    def _make_joins(self, address: str) -> None:
+        """Join files as an operator would make them, for agents of this machine."""
+        proxy_state = self.folder / "proxy"
+        identity.ensure_run(proxy_state, self.run_name)
+        for role in ("replica", "trainer"):
+            line = identity.create_join(
+                proxy_state,
+                role=role,
+                run=self.run_name,
+                addresses=[address],
+                now_unix_s=time.time(),  # noqa: TID251 - a role reads the clock
+            )
+            path = self.folder / f"{role}.join"
+            path.touch(mode=0o600)
+            path.chmod(0o600)
+            path.write_text(line + "\n")
+            self._joins[role] = path
+
+    def _replica_table(self, number: int) -> dict[str, dict[str, Any]]:
+        """Engines that share a host share its cores."""
+        cores = len(os.sched_getaffinity(0))
+        threads = max(1, cores // self.config.local.replicas)
+        return {
+            "replica": {"name": f"replica-{number}"},
+            "engine": {"env": {"OMP_NUM_THREADS": str(threads), **self.config.engine.env}},
+        }
+
+    async def _start(
+        self, stack: AsyncExitStack, name: str, overrides: dict[str, dict[str, Any]]
+    ) -> child.Child:
+        role = name.split("-")[0]
+        config_file = self._write_config(name, role, overrides)
+        argv = [*_agent_command(), "--role", role, "--config", str(config_file)]
+        log_file = self.folder / "logs" / f"{name}.log"
+        return await stack.enter_async_context(
+            child.started(
+                name,
+                argv,
+                env=child.inherited({}, "agent"),
+                log_file=log_file,
+                grace_s=STOP_S,
+            )
+        )
+
+    def _write_config(self, name: str, role: str, overrides: dict[str, dict[str, Any]]) -> Path:
+        state = self.folder / name
+        table = self.config.to_table()
+        defaults = {
+            "agent": {"state_dir": str(state)},
+            "run": {"name": self.run_name},
+            "bucket": {"path": str(self.bucket)},
+            "trainer": {"min_replicas": self.config.local.replicas},
+        }
+        if role in self._joins:
+            defaults["link"] = {"join": str(self._joins[role])}
+        for changes in (defaults, overrides):
+            for section, keys in changes.items():
+                table[section] |= keys
+        state.mkdir(parents=True, exist_ok=True)
+        path = state / "config.toml"
+        path.touch(mode=0o600)
+        path.write_text(tomli_w.dumps(msgspec.to_builtins(table)))
+        return path
+
+    # --- running --------------------------------------------------------------------------
+
+    async def _until_done(self, trainer: child.Child, others: list[child.Child]) -> None:
+        """Wait for the trainer. Raises when any of the others ends before it."""
+        async with trio.open_nursery() as nursery:
+            for other in others:
+                nursery.start_soon(self._end_early, other)
+            code = await trainer.wait()
+            nursery.cancel_scope.cancel()
+        self.exit_code = code
+        if code != 0:
+            raise LocalChildError("trainer", trainer, self.folder / "logs" / "trainer.log")
+
+    async def _end_early(self, other: child.Child) -> None:
+        code = await other.wait()
+        if code == 0:  # a replica that was told that the run is over may be first
+            await trio.sleep(FAREWELL_S)
+        log.error("local.child_ended", child=other.name, code=code)
+        raise LocalChildError(other.name, other, self.folder / "logs" / f"{other.name}.log")
+
+    async def _farewell(self, replicas: list[child.Child]) -> None:
+        """Replicas were told that the run is over; let them leave by themselves."""
+        if self.config.local.keep:
+            log.info("local.kept", folder=str(self.folder))
+            await trio.sleep_forever()
+        with trio.move_on_after(FAREWELL_S):
+            for replica in replicas:
+                await replica.wait()
+
+
+class LocalChildError(ChildExitedError):
+    """A child of the local fleet ended badly; its own error is passed on with its exit code."""
+
+    def __init__(self, name: str, process: child.Child, log_file: Path) -> None:
+        code = process.returncode or 0
+        lines = [line for line in process.tail().splitlines() if not line.startswith("INFO ")]
+        super().__init__(
+            f"{name} ended with exit code {code}: " + ("\n".join(lines[-6:]) or "no last words"),
+            returncode=code,
+            where=str(log_file),
+        )
+        self.exit_code = code if code in (1, 2, 78) else 1  # type: ignore[misc]
+
+
+def _agent_command() -> list[str]:
+    """This very program, frozen or not."""
+    if getattr(sys, "frozen", False):
+        return [sys.executable]
+    return [sys.executable, "-m", "asyncgrpo_agent"]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,364 @@
+"""The proxy: the only machine that listens.
+
+Replicas and trainers dial in; each sends a hello with its token on the control stream and is
+accepted or refused. Rollouts of a trainer travel down the links of its run's replicas. What is
+worth a backup (CA, token hashes, highest attempts) is in the state folder; all else comes back
+from the agents when they redial.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from asyncgrpo_agent import __version__
+from asyncgrpo_agent.config import Config, host_port
+from asyncgrpo_agent.core import replicas
+from asyncgrpo_agent.core.adapters import format_attempt, parse_attempt
+from asyncgrpo_agent.core.sync import Sync
+from asyncgrpo_agent.errors import ConfigError, LinkError, PeerProtocolError
+from asyncgrpo_agent.logs import Log
+from asyncgrpo_agent.net import tls
+from asyncgrpo_agent.net.accept import serve_links
+from asyncgrpo_agent.net.control import FROM_DIALLER, ControlChannel
+from asyncgrpo_agent.net.link import Link, LinkStream
+from asyncgrpo_agent.roles.proxy_rollouts import serve_rollout
+from asyncgrpo_agent.roles.proxy_run import ProxyChannel, ProxyRun, ReplicaLink, TrainerLink
+from asyncgrpo_agent.sdnotify import Notifier
+from asyncgrpo_agent.store import certificates, identity
+from asyncgrpo_agent.wire import messages as m
+from asyncgrpo_agent.wire.headers import CONTROL_REQUEST, NOT_FOUND_RESPONSE, OK_RESPONSE, path_of
+from asyncgrpo_agent.wire.limits import AUTHENTICATED
+
+log = Log(__name__)
+notifier = Notifier.from_environment(os.environ)
+
+PING_S: Final = 10.0
+PING_DEADLINE_S: Final = 10.0
+HELLO_S: Final = 10.0
+FLEET_EVERY_S: Final = 1.0
+_CANCEL: Final = 8  # RFC 9113, 7
+
+
+def run(config: Config) -> int:
+    """Serve until a signal comes. The result is the exit code."""
+    return trio.run(_main, config)
+
+
+async def _main(config: Config) -> int:
+    proxy = Proxy(config)
+    async with trio.open_nursery() as nursery:
+        address = await nursery.start(proxy.serve)
+        notifier.ready()
+        log.info("proxy.listening", address=address, version=__version__)
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                log.info("proxy.stopping", signal=signal.Signals(number).name)
+                break
+        notifier.stopping()
+        nursery.cancel_scope.cancel()
+    return 0
+
+
+@dataclass(slots=True)
+class Proxy:
+    """All runs of this proxy, and the doors into them."""
+
+    config: Config
+    runs: dict[str, ProxyRun] = field(default_factory=dict)
+
+    async def serve(self, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
+        host, port = host_port(self.config.proxy.listen)
+        listeners = await _listen(host, port)
+        bound = listeners[0].socket.getsockname()[1]
+        context = self._tls_context()
+        task_status.started(f"{host}:{bound}")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_progress)
+            await serve_links(listeners, context, self._serve_link)
+
+    def _tls_context(self) -> ssl.SSLContext:
+        proxy = self.config.proxy
+        protocols = [m.ALPN_REVERSED, m.ALPN_FORWARD]
+        if proxy.certificate:
+            return tls.server_context(Path(proxy.certificate), Path(proxy.key), protocols)
+        now = datetime.now(UTC)  # noqa: TID251 - a role reads the clock
+        ca_pem, ca_key = identity.ensure_ca(self.config.state_dir, now)
+        names = [host_port(address)[0] for address in proxy.public_addresses]
+        chain, key = certificates.issue_server(ca_pem, ca_key, names, now=now)
+        chain_file, key_file = identity.save_server_certificate(self.config.state_dir, chain, key)
+        return tls.server_context(chain_file, key_file, protocols)
+
+    async def _watch_progress(self) -> None:
+        while True:
+            await trio.sleep(1.0)
+            now = trio.current_time()
+            for run_ in self.runs.values():
+                for replica in run_.fleet:
+                    run_.note(replicas.check_progress(replica, now))
+
+    # --- one connection -------------------------------------------------------------------
+
+    async def _serve_link(self, link: Link, alpn: str, _host: str) -> None:
+        if alpn == m.ALPN_FORWARD:
+            visitor = Visitor(self, link)
+            await link.run(visitor.serve_stream)
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.run, _refuse_stream)
+            with suppress(LinkError):  # the link itself says why it ended
+                await self._serve_replica(link)
+            await link.aclose("control stream ended")
+            nursery.cancel_scope.cancel()
+
+    async def _register(self, link: Link, control: ProxyChannel, role: str) -> m.Hello | None:
+        """The hello of a peer that may come in; None after it was refused."""
+        with trio.move_on_after(HELLO_S):
+            hello = await control.receive()
+            if not isinstance(hello, m.Hello):
+                raise PeerProtocolError(f"{type(hello).__name__} before hello", where=link.peer)
+            refusal = self._refusal(hello, role)
+            if refusal is None:
+                return hello
+            log.warning(
+                "link.refused", peer=link.peer, role=role, name=hello.name, reason=refusal.reason
+            )
+            await control.send(refusal)
+            await trio.sleep(0.2)  # let the refusal arrive before the connection ends
+            return None
+        log.warning("link.refused", peer=link.peer, role=role, reason="no hello in time")
+        return None
+
+    def _refusal(self, hello: m.Hello, role: str) -> m.Refused | None:
+        if hello.protocol != m.PROTOCOL:
+            reason = f"protocol {hello.protocol} here meets protocol {m.PROTOCOL} at the proxy"
+            return m.Refused("version", reason)
+        facts = identity.check_token(self.config.state_dir, hello.token)
+        if facts is None or facts.run != hello.run:
+            return m.Refused("permanent", "the token is not valid for this run")
+        if facts.role != role or hello.role != role:
+            return m.Refused("permanent", f"the token is for a {facts.role}, not for a {role}")
+        return None
+
+    # --- replicas -------------------------------------------------------------------------
+
+    async def _serve_replica(self, link: Link) -> None:
+        stream = await link.open(CONTROL_REQUEST)
+        await stream.response()
+        control: ProxyChannel = ControlChannel(stream, FROM_DIALLER)
+        hello = await self._register(link, control, "replica")
+        if hello is None:
+            return
+        run_ = self.run_named(hello.run)
+        name, now = run_.free_name(hello.name), trio.current_time()
+        replica = run_.fleet.join(name, hello.instance, hello.capacity, now)
+        here = ReplicaLink(replica=replica, link=link, control=control)
+        link.authenticated(AUTHENTICATED, PING_S, PING_DEADLINE_S)
+        await control.send(m.Accepted(name, run_.attempt, PING_S, PING_DEADLINE_S, list(run_.live)))
+        run_.links[name] = here
+        log.info(
+            "replica.joined",
+            run=run_.name,
+            replica=name,
+            peer=link.peer,
+            version=hello.agent_version,
+        )
+        reason = "link ended"
+        try:
+            if run_.finished:
+                await control.send(m.Finish(run_.finished))
+            for announce in list(run_.known.values())[-1:]:
+                await control.send(m.Announce(announce.adapter, announce.commit, run_.live))
+            if hello.engine is not None:
+                self._engine_up(run_, here, hello.engine)
+                replica.loaded = frozenset(hello.loaded)
+            run_.wake()
+            while True:
+                await self._from_replica(run_, here, await control.receive())
+        except LinkError as error:
+            reason = str(error)
+            raise
+        finally:
+            run_.leave(here, reason, trio.current_time())
+
+    async def _from_replica(
+        self, run_: ProxyRun, here: ReplicaLink, message: m.FromDialler
+    ) -> None:
+        replica, now = here.replica, trio.current_time()
+        match message:
+            case m.EngineUp(engine=engine):
+                self._engine_up(run_, here, engine)
+            case m.EngineDown(reason=reason):
+                here.engine = None
+                run_.note(replicas.engine_down(replica, reason, now))
+            case m.Holdings(loaded=loaded):
+                replica.loaded = frozenset(loaded)
+                run_.wake()
+            case m.Ack():
+                if message.ok:
+                    replica.loaded |= {message.adapter.name}
+                await run_.ack(replica.name, message, now)
+            case m.Progress():
+                replicas.progressed(replica, message.running, message.generated_tokens, now)
+                replica.paused_s = message.paused_s
+                run_.note(replicas.check_progress(replica, now))
+            case m.Draining(reason=reason):
+                run_.note(replicas.drain(replica, reason, now))
+            case _:
+                raise PeerProtocolError(f"{type(message).__name__} from a replica")
+
+    def _engine_up(self, run_: ProxyRun, here: ReplicaLink, engine: m.EngineFacts) -> None:
+        reason = run_.mismatch(here.replica.name, engine)
+        if reason is not None:
+            log.error("replica.mismatch", run=run_.name, replica=here.replica.name, reason=reason)
+            run_.note(replicas.engine_down(here.replica, f"refused: {reason}", trio.current_time()))
+            return
+        here.engine = engine
+        run_.note(replicas.engine_up(here.replica, trio.current_time()))
+
+    def run_named(self, name: str) -> ProxyRun:
+        return self.runs.setdefault(name, ProxyRun(name))
+
+    # --- trainers -------------------------------------------------------------------------
+
+    async def serve_trainer(self, link: Link, stream: LinkStream, visitor: Visitor) -> None:
+        """The control stream of a trainer's agent."""
+        control: ProxyChannel = ControlChannel(stream, FROM_DIALLER)
+        await stream.respond(OK_RESPONSE)
+        hello = await self._register(link, control, "trainer")
+        if hello is None:
+            await link.aclose("refused")
+            return
+        run_ = self.run_named(hello.run)
+        attempt = self._attempt(run_, hello)
+        if attempt is None:
+            reason = f"attempt {hello.attempt} was superseded by {run_.attempt}"
+            await control.send(m.Refused("permanent", reason))
+            return
+        run_.attempt, run_.finished = attempt, ""
+        link.authenticated(AUTHENTICATED, PING_S, PING_DEADLINE_S)
+        await control.send(m.Accepted(hello.name, attempt, PING_S, PING_DEADLINE_S, run_.live))
+        run_.trainer = here = TrainerLink(instance=hello.instance, control=control)
+        visitor.run = run_
+        log.info("trainer.joined", run=run_.name, attempt=attempt, peer=link.peer)
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_push_fleet, run_, control)
+                while True:
+                    await self._from_trainer(run_, control, await control.receive(), nursery)
+        finally:
+            if run_.trainer is here:
+                run_.trainer = None
+            visitor.run = None
+            log.info("trainer.left", run=run_.name, attempt=attempt)
+
+    def _attempt(self, run_: ProxyRun, hello: m.Hello) -> str | None:
+        """A new attempt for a trainer that starts, its own for one that comes back."""
+        highest = identity.highest_attempt(self.config.state_dir, run_.name)
+        if hello.attempt:
+            try:
+                number = parse_attempt(hello.attempt).number
+            except ValueError as error:
+                raise PeerProtocolError(str(error), where=f"trainer of run {run_.name}") from error
+            return hello.attempt if number >= highest else None
+        number = identity.next_attempt(self.config.state_dir, run_.name, seen=highest)
+        run_.known.clear()
+        run_.live.clear()
+        run_.syncs.clear()
+        return format_attempt(number, secrets.token_hex(2))
+
+    async def _from_trainer(
+        self,
+        run_: ProxyRun,
+        control: ProxyChannel,
+        message: m.FromDialler,
+        nursery: trio.Nursery,
+    ) -> None:
+        match message:
+            case m.Published():
+                sync = await run_.publish(message)
+                nursery.start_soon(_follow_sync, run_, control, message.adapter, sync)
+            case m.Retired():
+                await run_.retire(message)
+            case m.Metrics() | m.RunEvent():
+                log.debug("trainer.event", run=run_.name, message=type(message).__name__)
+            case m.RunEnded(ok=ok, reason=reason):
+                log.info("run.ended", run=run_.name, ok=ok, reason=reason)
+                if ok:
+                    run_.finished = reason
+                    await run_.tell_replicas(m.Finish(reason))
+            case _:
+                raise PeerProtocolError(f"{type(message).__name__} from a trainer")
+
+
+@dataclass(slots=True)
+class Visitor:
+    """One ordinary HTTP/2 connection: a trainer's agent once it has registered, else a stranger."""
+
+    proxy: Proxy
+    link: Link
+    run: ProxyRun | None = None
+
+    async def serve_stream(self, stream: LinkStream) -> None:
+        path = path_of(stream.request_headers)
+        if path == m.CONTROL_PATH and self.run is None:
+            await self.proxy.serve_trainer(self.link, stream, self)
+        elif path == m.ROLLOUT_PATH and self.run is not None:
+            limit = self.proxy.config.proxy.queue_limit
+            await serve_rollout(self.run, stream, limit)
+        elif path == "/health":
+            await stream.respond(OK_RESPONSE)
+            await stream.send(b"ok\n")
+            await stream.end()
+        else:
+            await stream.respond(NOT_FOUND_RESPONSE)
+            await stream.end()
+
+
+async def _refuse_stream(stream: LinkStream) -> None:
+    """A replica is the HTTP/2 server of its link and cannot open streams."""
+    stream.reset(_CANCEL)
+
+
+async def _push_fleet(run_: ProxyRun, control: ProxyChannel) -> None:
+    while True:
+        await control.send(run_.snapshot(trio.current_time()))
+        await run_.changed(trio.current_time() + FLEET_EVERY_S)
+        await trio.sleep(0.05)  # a burst of changes makes one message
+
+
+async def _follow_sync(
+    run_: ProxyRun, control: ProxyChannel, adapter: m.Adapter, sync: Sync
+) -> None:
+    while not sync.verdict(trio.current_time()).done:
+        await run_.changed(sync.deadline())
+    report = run_.report(sync, adapter, trio.current_time())
+    level = log.warning if report.timed_out or report.failed else log.info
+    level(
+        "sync.done",
+        run=run_.name,
+        adapter=sync.adapter,
+        reason=report.reason,
+        elapsed_s=report.elapsed_s,
+    )
+    await control.send(report)
+
+
+async def _listen(host: str, port: int) -> list[trio.SocketListener]:
+    try:
+        return list(await trio.open_tcp_listeners(port, host=host))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen: {error.strerror or error}",
+            where=f"proxy.listen {host}:{port}",
+            fix="Stop the program that holds the port, or choose another: --listen HOST:PORT",
+        ) from error

@@ -1,0 +1,153 @@
+"""Whole agents as processes, with fake engines: what a user starts, without vLLM and TRL.
+
+`engine_python` makes an executable that stands in for the engine's Python: it runs FakeVllm for
+`-m fakes.vllm` and FakeTrl for `-m asyncgrpo_engine.train`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess  # noqa: TID251 - agents run here as a user starts them
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fakes.adapters import safetensors
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 40.0
+
+
+def engine_python(folder: Path) -> Path:
+    """A stand-in for the engine's Python."""
+    path = folder / "fake-python"
+    path.write_text(
+        "#!/bin/sh\n"
+        'case "$2" in asyncgrpo_engine.train) shift 2; set -- -m fakes.trl "$@" ;; esac\n'
+        f'exec env PYTHONPATH={ROOT}/agent:{ROOT}/tests {sys.executable} -P "$@"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+def model_folder(folder: Path) -> Path:
+    """A model as far as the agent looks into it."""
+    model = folder / "tiny"
+    model.mkdir()
+    (model / "config.json").write_text('{"model_type": "qwen2"}')
+    (model / "model.safetensors").write_bytes(safetensors({"w": ([4, 4], bytes(range(64)))}))
+    return model
+
+
+def write_task(folder: Path) -> Path:
+    """Data and a reward module that FakeTrl never reads, but the agent checks for."""
+    (folder / "data.jsonl").write_text('{"prompt": "1+1="}\n')
+    return folder / "data.jsonl"
+
+
+@dataclass
+class Agent:
+    """One agent process; its output is in `log`."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait_for(self, pattern: str, *, patience_s: float = PATIENCE_S) -> re.Match[str]:
+        """Until its log shows `pattern`; the process ending first is a failure."""
+        deadline = time.monotonic() + patience_s
+        while True:
+            ended = self.process.poll() is not None
+            found = re.search(pattern, self.text())
+            if found:
+                return found
+            if ended or time.monotonic() > deadline:
+                state = f"ended with {self.process.returncode}" if ended else "runs"
+                raise AssertionError(f"{self.name} ({state}): no {pattern!r} in\n{self.text()}")
+            time.sleep(0.02)  # noqa: TID251 - other processes have no virtual clock
+
+    def end(self, number: int = signal.SIGTERM, *, patience_s: float = PATIENCE_S) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(patience_s)
+
+
+@dataclass
+class Hosts:
+    """Starts agents and ends what is left of them."""
+
+    folder: Path
+    agents: list[Agent] = field(default_factory=list)
+
+    def start(self, name: str, *arguments: str, env: dict[str, str] | None = None) -> Agent:
+        number = sum(agent.name == name for agent in self.agents)
+        log = self.folder / f"{name}-{number}.out"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "asyncgrpo_agent", *arguments],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": str(ROOT / "agent"), **(env or {})},
+                cwd=self.folder,
+            )
+        agent = Agent(name, process, log)
+        self.agents.append(agent)
+        return agent
+
+    def command(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "asyncgrpo_agent", *arguments],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "agent")},
+            cwd=self.folder,
+            check=True,
+        )
+        return done.stdout
+
+
+@contextmanager
+def hosts(folder: Path) -> Iterator[Hosts]:
+    started = Hosts(folder)
+    try:
+        yield started
+    finally:
+        for agent in started.agents:
+            if agent.process.poll() is None:
+                agent.process.kill()
+                agent.process.wait()
+
+
+def processes_naming(text: str) -> list[str]:
+    """Command lines of living processes that contain `text`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if text in line and int(entry.name) != os.getpid():
+                found.append(line)
+    return found
+
+
+def wait_until_none(text: str, patience_s: float = 15.0) -> None:
+    deadline = time.monotonic() + patience_s
+    while left := processes_naming(text):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)  # noqa: TID251 - other processes have no virtual clock
+
+
+def counts(output_dir: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((output_dir / "counts.json").read_text())
+    return found
