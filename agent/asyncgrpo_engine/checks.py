@@ -1,0 +1,252 @@
+"""All that can be wrong with a job and is found without loading the model.
+
+Every check gives its problems and none stops the others, so that a user mends a job once. Nothing
+here loads vLLM or builds a model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+from asyncgrpo_engine import rewards, trl_names
+from asyncgrpo_engine.job import Job
+from asyncgrpo_engine.problems import Problem, from_exception, unknown_names
+
+_READERS: Final = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+_ATTENTION_LAYERS: Final = {"full_attention", "sliding_attention"}
+_OURS: Final = {  # fields of AsyncGRPOConfig that the agent fills in
+    "output_dir": "set train.output_dir",
+    "vllm_server_base_url": "leave it out: it is the agent's gateway",
+    "trust_remote_code": "set model.trust_remote_code",
+}
+_ALWAYS: Final[dict[str, Any]] = {"report_to": "none", "disable_tqdm": True}
+_WITHOUT_GPU: Final[dict[str, Any]] = {
+    "bf16": False,
+    "use_cpu": True,
+    "gradient_checkpointing": False,
+    "dataloader_pin_memory": False,
+}
+# What vLLM's adapter format cannot hold. With any of these TRL would push whole models over NCCL.
+_LORA_RULES: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
+    ("use_dora", bool, "vLLM cannot serve DoRA: leave use_dora out"),
+    ("bias", lambda value: value != "none", 'adapters carry no biases: set bias = "none"'),
+    ("modules_to_save", bool, "adapters carry no whole modules: leave modules_to_save out"),
+    ("target_parameters", bool, "vLLM cannot serve LoRA on fused parameters: leave it out"),
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    """What the checks have loaded on their way, for the run to use, and the problems."""
+
+    problems: list[Problem] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    reward_functions: list[rewards.Reward] = field(default_factory=list)
+    tokenizer: Any = None
+    dataset: Any = None
+    eval_dataset: Any = None
+    args: Any = None
+    peft_config: Any = None
+
+
+def check(job: Job, config_class: Any) -> Findings:
+    """Run every check on `job`. `config_class` is TRL's AsyncGRPOConfig."""
+    found = Findings()
+    verdict, reason = trl_names.judge_version(trl_names.installed_version())
+    if verdict == "warn":
+        found.warnings.append(reason)
+    rewards.extend_path(job.python_path)
+    found.reward_functions, found.problems = rewards.load(job.rewards)
+    found.problems += check_model(Path(job.model))
+    if not found.problems or (Path(job.model) / "config.json").is_file():
+        found.tokenizer, problems = load_tokenizer(job)
+        found.problems += problems
+    found.dataset, problems = load_dataset(job.dataset, job, "train.dataset")
+    found.problems += problems
+    if job.eval.samples and job.eval_dataset != job.dataset:
+        found.eval_dataset, problems = load_dataset(job.eval_dataset, job, "train.eval.dataset")
+        found.problems += problems
+    else:
+        found.eval_dataset = found.dataset
+    found.args, problems = make_args(job, config_class)
+    found.problems += problems
+    found.peft_config, problems = make_lora(job.lora)
+    found.problems += problems
+    return found
+
+
+def check_model(folder: Path) -> list[Problem]:
+    """Whether `folder` holds a model that tree attention can train."""
+    where = f"model.path {str(folder)!r}"
+    if not folder.is_dir():
+        return [Problem(what="no such folder", where=where, fix="give a local model folder")]
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        return [from_exception(error, where=where, fix="give a folder with config.json")]
+    problems = []
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin")):
+        problems.append(
+            Problem(what="no weights", where=where, fix="give a folder with *.safetensors")
+        )
+    text_config = config.get("text_config") or config
+    strange = set(text_config.get("layer_types") or ()) - _ATTENTION_LAYERS
+    if strange:
+        what = f"layers of type {', '.join(sorted(strange))} cannot be trained with TRL's packing"
+        problems.append(Problem(what=what, where=where, fix="choose an attention-only model"))
+    return problems
+
+
+def load_tokenizer(job: Job) -> tuple[Any, list[Problem]]:
+    """The tokenizer, whose chat template TRL must know."""
+    where = f"model.path {job.model!r}"
+    try:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(
+            job.model, trust_remote_code=job.trust_remote_code, local_files_only=True
+        )
+    except Exception as error:  # tokenizers and remote code raise many types
+        return None, [from_exception(error, where=where, fix="add the model's tokenizer files")]
+    if not tokenizer.chat_template:
+        return tokenizer, [
+            Problem(
+                what="the tokenizer has no chat template",
+                where=where,
+                fix="use an instruction-tuned model, or add chat_template.jinja",
+            )
+        ]
+    try:
+        tokenizer = trl_names.add_response_schema(tokenizer)
+    except ValueError:
+        return tokenizer, [
+            Problem(
+                what="TRL does not know this chat template, so it cannot read answers",
+                where=where,
+                fix="use the template that the model family ships with, as in trl/chat_templates",
+            )
+        ]
+    return tokenizer, []
+
+
+def load_dataset(path: str, job: Job, key: str) -> tuple[Any, list[Problem]]:
+    """The dataset at `path`, with a conversational `prompt` in every row."""
+    where = f"{key} {path!r}"
+    reader = _READERS.get(Path(path).suffix.lower())
+    if reader is None:
+        fix = "use .jsonl, .json, .csv or .parquet"
+        return None, [Problem(what="not a dataset file by its name", where=where, fix=fix)]
+    if not Path(path).is_file():
+        return None, [Problem(what="no such file", where=where, fix="correct the path")]
+    try:
+        import datasets
+
+        datasets.disable_progress_bars()
+        dataset = datasets.load_dataset(
+            reader, data_files=path, split="train", cache_dir=str(job.cache_dir)
+        )
+    except Exception as error:  # Arrow, pandas and datasets raise their own types
+        cause = error.__cause__ or error
+        return None, [from_exception(cause, where=where, fix="correct the file")]
+    return dataset, list(_prompt_problems(dataset, where))
+
+
+def _prompt_problems(dataset: Any, where: str) -> Iterator[Problem]:
+    if "prompt" not in dataset.column_names:
+        names = ", ".join(dataset.column_names)
+        yield Problem(what="no column 'prompt'", where=where, fix=f"rename one of: {names}")
+    elif len(dataset) == 0:
+        yield Problem(what="no rows", where=where, fix="add prompts")
+    elif not _is_conversation(dataset[0]["prompt"]):
+        yield Problem(
+            what="'prompt' is no list of messages",
+            where=where,
+            fix='write it as [{"role": "user", "content": "..."}]',
+        )
+
+
+def _is_conversation(prompt: Any) -> bool:
+    return (
+        isinstance(prompt, list)
+        and bool(prompt)
+        and all(isinstance(message, Mapping) and "role" in message for message in prompt)
+    )
+
+
+def make_args(job: Job, config_class: Any) -> tuple[Any, list[Problem]]:
+    """The AsyncGRPOConfig: the user's fields over the defaults for this device."""
+    known = {item.name for item in fields(config_class) if item.init}
+    problems = unknown_names(job.grpo, known, section="train", owner="AsyncGRPOConfig")
+    problems += [
+        Problem(what="set by the agent", where=f"train.{name}", fix=fix)
+        for name, fix in _OURS.items()
+        if name in job.grpo
+    ]
+    if problems:
+        return None, problems
+    try:
+        args = config_class(
+            **_defaults() | job.grpo,
+            output_dir=job.output_dir,
+            vllm_server_base_url=job.gateway.rstrip("/"),
+            trust_remote_code=job.trust_remote_code,
+        )
+    except Exception as error:  # TrainingArguments checks itself with several types
+        return None, [from_exception(error, where="train", fix="correct the value")]
+    return args, []
+
+
+def _defaults() -> dict[str, Any]:
+    import torch
+
+    return _ALWAYS | ({} if torch.cuda.is_available() else _WITHOUT_GPU)
+
+
+def make_lora(values: Mapping[str, Any]) -> tuple[Any, list[Problem]]:
+    """The LoraConfig, which must be one that vLLM can serve as an adapter."""
+    from peft import LoraConfig
+
+    known = [item.name for item in fields(LoraConfig) if item.init]
+    problems = unknown_names(values, known, section="train.lora", owner="LoraConfig")
+    if problems:
+        return None, problems
+    try:
+        config = LoraConfig(**{"task_type": "CAUSAL_LM", **values})
+    except Exception as error:  # LoraConfig checks itself with several types
+        return None, [from_exception(error, where="train.lora", fix="correct the value")]
+    problems = [
+        Problem(what=f"{name} = {getattr(config, name)!r}", where=f"train.lora.{name}", fix=fix)
+        for name, is_wrong, fix in _LORA_RULES
+        if is_wrong(getattr(config, name, None))
+    ]
+    problems += _rank_problems(config)
+    problems += _target_problems(config.target_modules)
+    return config, problems
+
+
+def _rank_problems(config: Any) -> list[Problem]:
+    ranks = {"train.lora.r": config.r}
+    ranks |= {f"train.lora.rank_pattern.{name}": r for name, r in config.rank_pattern.items()}
+    allowed = ", ".join(map(str, trl_names.LORA_RANKS))
+    return [
+        Problem(what=f"vLLM serves no rank {rank}", where=where, fix=f"use one of {allowed}")
+        for where, rank in ranks.items()
+        if rank not in trl_names.LORA_RANKS
+    ]
+
+
+def _target_problems(targets: str | Iterable[str] | None) -> list[Problem]:
+    names = [targets] if isinstance(targets, str) else list(targets or ())
+    return [
+        Problem(
+            what=f"LoRA on {name!r} would be scored and served differently",
+            where="train.lora.target_modules",
+            fix="leave the head and the embeddings out",
+        )
+        for name in names
+        if "lm_head" in name or "embed_tokens" in name
+    ]

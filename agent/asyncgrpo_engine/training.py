@@ -1,0 +1,125 @@
+"""One training run: evaluate, train, evaluate, save. The heavy libraries are loaded here.
+
+Invariant: everything that a user can get wrong was checked before anything here runs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+
+from asyncgrpo_engine import attention, trl_names
+from asyncgrpo_engine.checks import Findings
+from asyncgrpo_engine.evaluation import (
+    Evaluation,
+    Sampling,
+    base_model_name,
+    wait_until_healthy,
+)
+from asyncgrpo_engine.events import Events, numbers
+from asyncgrpo_engine.job import Job
+from asyncgrpo_engine.problems import Problem, RefusedError
+
+
+def run(job: Job, found: Findings, events: Events) -> None:
+    """Train as the job says; the adapter ends up in `output_dir`/final."""
+    args = found.args
+    device = attention.probe()
+    kind, reason = attention.install(device)
+    print(f"attention: {kind} ({reason})", flush=True)
+    events.phase("waiting")
+    wait_until_healthy(args.vllm_server_base_url, args.vllm_server_timeout)
+    evaluation = _evaluation(job, found)
+    if evaluation is not None:
+        _evaluate(evaluation, "before", base_model_name(evaluation.gateway), events)
+    events.phase("loading")
+    trainer = _make_trainer(job, found, events)
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    if evaluation is not None:
+        trl_names.sync_now(trainer)
+        _evaluate(evaluation, "after", trl_names.policy_name(trainer), events)
+    events.phase("saving")
+    final = Path(job.output_dir) / "final"
+    trainer.model.save_pretrained(str(final))
+    print(f"saved {final}", flush=True)
+    events.phase("done")
+
+
+def _make_trainer(job: Job, found: Findings, events: Events) -> Any:
+    trainer = trl_names.make_trainer(
+        model=job.model,
+        reward_funcs=found.reward_functions,
+        args=found.args,
+        train_dataset=found.dataset,
+        processing_class=found.tokenizer,
+        peft_config=found.peft_config,
+        callbacks=[EventCallback(events)],
+    )
+    trl_names.end_rollouts_at_once(trainer)
+    trainer.remove_callback(PrinterCallback)
+    trainer.remove_callback(ProgressCallback)
+    if not trl_names.syncs_adapters(trainer):
+        raise RefusedError(
+            [
+                Problem(
+                    what="TRL would push whole models over NCCL instead of adapters",
+                    where="train.lora",
+                    fix="see its warning above",
+                )
+            ]
+        )
+    return trainer
+
+
+def _evaluation(job: Job, found: Findings) -> Evaluation | None:
+    if not job.eval.samples:
+        return None
+    return Evaluation(
+        gateway=found.args.vllm_server_base_url,
+        dataset=found.eval_dataset,
+        tokenizer=found.tokenizer,
+        reward=found.reward_functions[0],
+        samples=job.eval.samples,
+        sampling=Sampling.of(found.args, job.eval.max_tokens),
+    )
+
+
+def _evaluate(
+    evaluation: Evaluation, when: Literal["before", "after"], name: str, events: Events
+) -> None:
+    events.phase("evaluating")
+    result = evaluation.run(name)
+    events.evaluation(
+        when,
+        accuracy=result.accuracy,
+        samples=result.samples,
+        prompts=result.prompts,
+        name=name,
+    )
+    print(
+        f"accuracy {when} training: {result.accuracy:.3f} "
+        f"({result.samples} answers to {result.prompts} prompts, {name})",
+        flush=True,
+    )
+
+
+class EventCallback(TrainerCallback):  # type: ignore[misc]
+    """Tells the agent, and standard output in one line a step, how training goes."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+
+    def on_train_begin(self, _args: Any, _state: Any, _control: Any, **_kwargs: Any) -> None:
+        self._events.phase("training")
+
+    def on_log(
+        self, _args: Any, state: Any, _control: Any, logs: Any = None, **_kwargs: Any
+    ) -> None:
+        values = numbers(logs or {})
+        self._events.metrics(step=state.global_step, max_steps=state.max_steps, values=values)
+        shown = " ".join(
+            f"{name}={values[name]:.4g}" for name in ("reward", "ratio", "loss") if name in values
+        )
+        print(f"step {state.global_step}/{state.max_steps} {shown}", flush=True)

@@ -1,0 +1,150 @@
+"""Every name of TRL that this package uses, and nothing else may import TRL.
+
+TRL 1.18 turns the trainer into a stable module: the submodules used here go away, fields and
+metrics get other names. Whatever breaks then, breaks here. Imports stay inside the functions:
+loading the trainer takes seconds, and the rollout process needs none of this.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+TESTED: Final = (1, 16)
+REFUSED_FROM: Final = (1, 18)  # no trl.experimental.async_grpo.packing there
+ADAPTER_NAME: Final = "trl-policy"
+FLASH_KERNEL_REPO: Final = "kernels-community/flash-attn3"
+FLASH_KERNEL_REF: Final = "v1"
+# Ranks that vLLM builds LoRA buffers for; TRL keeps the same list as VLLM_LORA_RANKS.
+LORA_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+
+
+def installed_version() -> str:
+    """TRL's version, or "" when it is not installed."""
+    try:
+        return version("trl")
+    except PackageNotFoundError:
+        return ""
+
+
+def judge_version(text: str) -> tuple[str, str]:
+    """`("ok" | "warn" | "refuse", reason)` for a version of TRL."""
+    if not text:
+        return "refuse", "TRL is not installed in this Python"
+    release = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+    if release == TESTED:
+        return "ok", f"TRL {text} is a tested version"
+    if TESTED <= release < REFUSED_FROM:
+        return "warn", f"TRL {text} is untested; 1.16 is tested"
+    return "refuse", f"TRL {text} does not fit; 1.16 does"
+
+
+def config_class() -> Any:
+    """AsyncGRPOConfig, for a run."""
+    from trl.experimental.async_grpo import AsyncGRPOConfig
+
+    return AsyncGRPOConfig
+
+
+def config_class_alone() -> Any:
+    """AsyncGRPOConfig from its own file, for a check: its package would load vLLM as well."""
+    spec = importlib.util.find_spec("trl")
+    assert spec is not None
+    assert spec.origin is not None
+    name = "trl.experimental.async_grpo.async_grpo_config"
+    path = Path(spec.origin).parent / "experimental" / "async_grpo" / "async_grpo_config.py"
+    return _load_file(name, path).AsyncGRPOConfig
+
+
+def _load_file(name: str, path: Path) -> ModuleType:
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[name]  # a later, real import must not find this copy
+    return module
+
+
+def add_response_schema(tokenizer: Any) -> Any:
+    """What the rollout process does with the tokenizer; raises for an unknown chat template."""
+    from trl.chat_template_utils import add_response_schema as add
+
+    known = ("response_template", "response_schema")
+    if any(getattr(tokenizer, name, None) is not None for name in known):
+        return tokenizer
+    return add(tokenizer)
+
+
+def parse_response(tokenizer: Any, ids: Sequence[int], prefix: Sequence[int]) -> dict[str, Any]:
+    """One answer as the message that reward functions get."""
+    from trl.chat_template_utils import parse_response as parse
+
+    message: dict[str, Any] = parse(tokenizer, list(ids), prefix=list(prefix))
+    return message
+
+
+def packing() -> Any:
+    """The module whose `_flash_attn()` gives the object that tree attention calls."""
+    from trl.experimental.async_grpo import packing as module
+
+    return module
+
+
+def replace_peak_flops(function: Callable[..., float | None]) -> None:
+    """Replace `get_peak_flops_per_device` where the trainer has imported it."""
+    from trl.experimental.async_grpo import async_grpo_trainer
+
+    async_grpo_trainer.get_peak_flops_per_device = function
+
+
+def make_trainer(**arguments: Any) -> Any:
+    from trl.experimental.async_grpo import AsyncGRPOTrainer
+
+    return AsyncGRPOTrainer(**arguments)
+
+
+def end_rollouts_at_once(trainer: Any) -> None:
+    """Make the rollout process end by SIGKILL, not by TRL's event.
+
+    Left to itself it waits for its requests and for a reader of its queue, so TRL kills it anyway
+    after 15 s. And to set an event whose waiter was killed can block for ever.
+    """
+    worker = trainer.rollout_worker
+
+    def stop() -> None:
+        process, worker._process = worker._process, None
+        if process is not None and process.is_alive():
+            process.kill()
+            process.join()
+
+    worker.stop = stop
+
+
+def syncs_adapters(trainer: Any) -> bool:
+    """False when TRL would push merged weights over NCCL."""
+    return bool(trainer._lora_sync)
+
+
+def sync_now(trainer: Any) -> None:
+    """Publish the policy as it is, unless the last step has done so."""
+    if trainer.state.global_step % trainer.args.weight_sync_steps:
+        trainer._sync_weight()
+
+
+def policy_name(trainer: Any) -> str:
+    """Name of the newest policy that the server holds."""
+    return f"{ADAPTER_NAME}-v{trainer.model_version}"
