@@ -43,6 +43,13 @@ JoinPath = Annotated[str, Meta(title="the path of a join file, or -", extra={"pa
 RunName = Annotated[
     str,
     Meta(
+        pattern=r"^([a-z0-9][a-z0-9-]{0,62})?\Z",  # part of adapters' names and of bucket keys
+        title="a name of lower-case letters, digits and '-', at most 63 long",
+    ),
+]
+HostName = Annotated[
+    str,
+    Meta(
         pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?\Z",
         title="a name of letters, digits, '.', '_' and '-', at most 64 long",
     ),
@@ -177,7 +184,7 @@ class Replica(Section, frozen=True, kw_only=True):
     """A host that runs vLLM."""
 
     name: Annotated[
-        RunName, Meta(description="Stable name of this host in the run. Empty: its hostname.")
+        HostName, Meta(description="Stable name of this host in the run. Empty: its hostname.")
     ] = ""
     capacity: Annotated[Positive, Meta(description="Rollouts that it takes at once.")] = 64
     drain_s: Annotated[

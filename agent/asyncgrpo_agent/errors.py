@@ -19,7 +19,7 @@ EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h; the systemd units do not restart on
 class AgentError(Exception):
     """Base of all: `what` went wrong, `where` (host, file, key) and how to `fix` it."""
 
-    exit_code: ClassVar[int] = EXIT_FAILURE
+    exit_code: int = EXIT_FAILURE
     retryable: ClassVar[bool] = False
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
@@ -60,7 +60,7 @@ class PeerProtocolError(LinkError):
 
 
 class RegistrationRefusedError(LinkError):
-    """The proxy refused the hello. `permanent` means that dialling again cannot help."""
+    """The proxy refused the hello. `permanent`: neither dialling again nor a restart can help."""
 
     def __init__(
         self,
@@ -73,6 +73,8 @@ class RegistrationRefusedError(LinkError):
     ) -> None:
         super().__init__(what, where=where, fix=fix)
         self.permanent = permanent
+        if permanent:
+            self.exit_code = EXIT_CONFIG
         self.retry_after_s = retry_after_s
 
 

@@ -118,6 +118,8 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]
         self, _args: Any, state: Any, _control: Any, logs: Any = None, **_kwargs: Any
     ) -> None:
         values = numbers(logs or {})
+        if "train_runtime" in values:  # the summary at the end is no step
+            return
         self._events.metrics(step=state.global_step, max_steps=state.max_steps, values=values)
         shown = " ".join(
             f"{name}={values[name]:.4g}" for name in ("reward", "ratio", "loss") if name in values

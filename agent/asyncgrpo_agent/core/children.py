@@ -6,8 +6,10 @@ a row, will not become ready by being started again: the agent gives up and says
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final
 
 BASE_S: Final = 1.0
@@ -15,6 +17,7 @@ CAP_S: Final = 60.0
 STABLE_S: Final = 300.0  # after so long a life earlier failures are forgotten
 NEVER_READY: Final = 3
 CONFIG_CODE: Final = 78
+_MAX_DOUBLINGS: Final = 30  # far beyond the cap, and far below where a float overflows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,22 +45,20 @@ def next_restart(exits: Sequence[Exit]) -> Restart | GiveUp:
     last = exits[-1]
     if last.code == CONFIG_CODE:
         return GiveUp(reason="its configuration is wrong; a restart would not help")
-    in_vain = _count_back(exits, ready=False)
+    in_vain = len(list(takewhile(lambda past: not past.ready, reversed(exits))))
     if in_vain >= NEVER_READY:
         return GiveUp(reason=f"it never became ready, {in_vain} times in a row")
-    short = 0
-    for past in reversed(exits):
-        if past.lived_s >= STABLE_S:
-            break
-        short += 1
-    delay_s = min(BASE_S * 2.0 ** max(0, short - 1), CAP_S)
-    return Restart(delay_s=delay_s, reason=f"exit code {last.code} after {last.lived_s:.0f} s")
+    short = len(list(takewhile(lambda past: past.lived_s < STABLE_S, reversed(exits))))
+    delay_s = min(BASE_S * 2.0 ** min(max(0, short - 1), _MAX_DOUBLINGS), CAP_S)
+    return Restart(delay_s=delay_s, reason=f"{how_it_ended(last.code)} after {last.lived_s:.0f} s")
 
 
-def _count_back(exits: Sequence[Exit], *, ready: bool) -> int:
-    count = 0
-    for past in reversed(exits):
-        if past.ready is not ready:
-            break
-        count += 1
-    return count
+def how_it_ended(code: int) -> str:
+    """An exit status in words; negative ones are signals."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"killed by {name}" + (", maybe out of memory," if -code == signal.SIGKILL else "")

@@ -59,12 +59,12 @@ def encode(join: Join) -> str:
         run_private_key=join.run_private_key,
     )
     body = msgspec.json.encode(content)
-    return PREFIX + base64.urlsafe_b64encode(_checksum(body) + body).decode().rstrip("=")
+    return PREFIX + _base64(_checksum(body) + body)
 
 
 def decode(text: str) -> Join:
-    """Raises ConfigError for anything but a whole line that `encode` made."""
-    line = text.strip()
+    """Raises ConfigError for anything but a whole line that `encode` made, wrapped or not."""
+    line = "".join(text.split())  # mail programs and terminals wrap long lines
     if not line.startswith(PREFIX):
         raise _refused(f"does not begin with {PREFIX}")
     encoded = line[len(PREFIX) :]
@@ -73,13 +73,15 @@ def decode(text: str) -> Join:
     except ValueError:
         raise _refused("holds characters that no join line has") from None
     checksum, body = data[:_CHECKSUM_BYTES], data[_CHECKSUM_BYTES:]
-    if checksum != _checksum(body):
+    # The last character may hold bits that decode to nothing, so the text is compared as well.
+    if checksum != _checksum(body) or encoded != _base64(data):
         raise _refused("is cut or mistyped")
     try:
         content = msgspec.json.decode(body, type=_Content)
     except msgspec.MsgspecError:
         raise _refused("is of another version of the agent") from None
-    keys = [content.run_public_key, content.run_private_key or content.run_public_key]
+    keys = [content.run_public_key]
+    keys += [] if content.run_private_key is None else [content.run_private_key]
     if not content.addresses or any(len(key) != _KEY_BYTES for key in keys):
         raise _refused("lacks an address or a key")
     return Join(
@@ -91,6 +93,10 @@ def decode(text: str) -> Join:
         run_public_key=content.run_public_key,
         run_private_key=content.run_private_key,
     )
+
+
+def _base64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
 def _checksum(body: bytes) -> bytes:

@@ -7,11 +7,12 @@ libraries can be imported there.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+import msgspec
 
 from asyncgrpo_agent.errors import EXIT_CONFIG, ConfigError
 
@@ -50,20 +51,29 @@ def config_error(returncode: int, tail: str) -> ConfigError | None:
     """What the child found wrong with its configuration, if that is why it ended."""
     if returncode != EXIT_CONFIG:
         return None
-    problems = _problems(tail)
-    texts = [str(ConfigError(p["what"], where=p["where"], fix=p["fix"])) for p in problems]
+    texts = [str(ConfigError(p.what, where=p.where, fix=p.fix)) for p in _problems(tail)]
     return ConfigError("; ".join(texts) or "the engine-side child refused its configuration")
 
 
-def _problems(tail: str) -> list[dict[str, str]]:
-    """The problems of the last line that reports any."""
+class _Problem(msgspec.Struct, frozen=True):
+    what: str
+    where: str = ""
+    fix: str = ""
+
+
+class _Problems(msgspec.Struct, frozen=True):
+    problems: list[_Problem]
+
+
+class _Report(msgspec.Struct, frozen=True):
+    error: _Problems
+
+
+def _problems(tail: str) -> list[_Problem]:
+    """The problems of the last line that reports any; users' code may print what it likes."""
     for line in reversed(tail.splitlines()):
-        if not line.startswith('{"error"'):
-            continue
         try:
-            report: Any = json.loads(line)
-        except ValueError:
+            return msgspec.json.decode(line, type=_Report).error.problems
+        except msgspec.MsgspecError:
             continue
-        rows = report["error"]["problems"]
-        return [{key: str(row.get(key, "")) for key in ("what", "where", "fix")} for row in rows]
     return []

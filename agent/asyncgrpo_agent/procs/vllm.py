@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Final
 
 MAX_SOCKET_PATH_BYTES: Final = 107  # sun_path of unix(7), without its final zero
-CPU_BATCHED_TOKENS: Final = 2048
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,22 +59,15 @@ def engine_command(spec: EngineSpec) -> tuple[list[str], dict[str, str]]:
     if spec.trust_remote_code:
         argv.append("--trust-remote-code")
     if spec.cpu:
-        argv += _cpu_flags(spec.args)
+        # TRL seeds every request, and on the CPU a seeded prompt must not be split: it kills vLLM.
+        # How many tokens a batch then needs follows from the model's length; vLLM knows that.
+        argv += ["--enforce-eager", "--no-enable-chunked-prefill"]
     return [*argv, *spec.args], _environment(spec)
 
 
 def _unless_given(args: tuple[str, ...], flag: str, value: str) -> list[str]:
-    given = any(arg == flag or arg.startswith(f"{flag}=") for arg in args)
-    return [] if given else [flag, value]
-
-
-def _cpu_flags(args: tuple[str, ...]) -> list[str]:
-    """TRL seeds every request, and on the CPU a seeded prompt must not be split: it kills vLLM."""
-    return [
-        "--enforce-eager",
-        "--no-enable-chunked-prefill",
-        *_unless_given(args, "--max-num-batched-tokens", str(CPU_BATCHED_TOKENS)),
-    ]
+    given = {arg.partition("=")[0].replace("_", "-") for arg in args}  # vLLM takes either
+    return [] if flag in given else [flag, value]
 
 
 def _environment(spec: EngineSpec) -> dict[str, str]:
@@ -94,7 +86,11 @@ def _environment(spec: EngineSpec) -> dict[str, str]:
             # Without a compiler the sampler cannot be compiled, and with one it takes 4 to 28 s.
             "TORCHDYNAMO_DISABLE": "1",
         }
-    owned = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_SERVER_DEV_MODE": "1"}
+    owned = {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_API_KEY": "",  # one from the user's shell would lock the agent out
+    }
     return {**defaults, **spec.env, **owned}
 
 
@@ -126,35 +122,57 @@ def _fits(root: str) -> bool:
     return len(os.fsencode(root)) + len("/agrpo-12345678/vllm.sock") <= MAX_SOCKET_PATH_BYTES
 
 
+# Looked for in the order of this list: vLLM's last lines may hold several, the first is the cause.
 _CAUSES: Final = (
     (
-        r"CUDA out of memory|OutOfMemoryError|No available memory for the cache blocks",
-        "The GPU's memory is too small or taken: lower --gpu-memory-utilization or "
-        "--max-model-len, or stop what else uses it",
-    ),
-    (
-        r"Free memory on device .* is less than desired",
-        "Another process holds the GPU's memory: stop it or lower --gpu-memory-utilization",
-    ),
-    (
-        r"No module named 'vllm'|No module named vllm",
+        r"No module named '?(vllm|torch)",
         "engine.python has no vLLM: point it to the Python of the engine's environment",
     ),
-    (r"max_lora_rank|max_loras.*must", "Check engine.max_lora_rank and engine.max_loras"),
+    (r"unrecognized arguments", "vLLM does not know a flag in engine.args or after --"),
     (
-        r"does not appear to have a file named|Unrecognized model|is not a valid model identifier|"
-        r"Error no file named",
-        "model.path is not a model that this vLLM knows",
+        r"argument --max-lora-rank: invalid choice|LoRA rank \d+ is greater",
+        "Set engine.max_lora_rank to a rank that vLLM has, no smaller than the adapters'",
     ),
     (
-        r"No compatible C\+\+ compiler|g\+\+.*not found|InductorError.*compiler",
-        "torch.compile found no compiler: install g++ or set TORCHDYNAMO_DISABLE=1 in [engine.env]",
+        r"Invalid repository ID or local directory|does not appear to have a file named|"
+        r"Unrecognized model|is not a valid JSON file|Error no file named|"
+        r"Model architectures .* not supported|Cannot find any model weights",
+        "model.path is not a model that this vLLM knows: download it whole, or take another",
+    ),
+    (
+        r"does not support LoRA",
+        "vLLM has no LoRA for this model: take another",
+    ),
+    (
+        r"max_num_batched_tokens .* is smaller than max_model_len",
+        "Raise --max-num-batched-tokens to the model's length, or lower --max-model-len",
+    ),
+    (
+        r"(Free|Available) memory on (device|node) .* less than desired",
+        "Something else holds the memory: stop it, or lower --gpu-memory-utilization",
+    ),
+    (
+        r"out of memory|OutOfMemoryError|No available memory for the cache blocks|"
+        r"larger than the available KV cache",
+        "The memory is too small or taken: lower --max-model-len, raise "
+        "--gpu-memory-utilization (VLLM_CPU_KVCACHE_SPACE in [engine.env] without a GPU), or stop "
+        "what else uses it",
+    ),
+    (
+        r"No working C\+\+ compiler|InvalidCxxCompiler|Failed to find C compiler",
+        "vLLM compiles code and found no compiler: install gcc and g++, or set "
+        "TORCHDYNAMO_DISABLE=1 in [engine.env]",
     ),
     (
         r"CPU Generator does not use offset",
         "A seeded prompt was split: give --no-enable-chunked-prefill",
     ),
-    (r"unrecognized arguments", "vLLM does not know a flag in engine.args or after --"),
+    (
+        r"init_cpu_memory_env|lib(numa|gomp)\S*: cannot open shared object",
+        "vLLM's own library could not be loaded: install libnuma1 and libgomp1",
+    ),
+    (r"lscpu", "vLLM runs lscpu: install util-linux, and mount /sys"),
+    (r"AF_UNIX path too long", "Set XDG_RUNTIME_DIR to a shorter path"),
     (r"Address already in use", "Another vLLM uses this socket"),
     (r"Failed to infer device type", "vLLM found neither a GPU nor its CPU build"),
 )

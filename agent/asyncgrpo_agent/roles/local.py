@@ -207,7 +207,7 @@ class LocalChildError(ChildExitedError):
             returncode=code,
             where=str(log_file),
         )
-        self.exit_code = code if code in (1, 2, 78) else 1  # type: ignore[misc]
+        self.exit_code = code if code in (1, 2, 78) else 1
 
 
 def _agent_command() -> list[str]:

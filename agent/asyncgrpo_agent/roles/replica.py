@@ -21,7 +21,12 @@ import trio
 from asyncgrpo_agent import __version__
 from asyncgrpo_agent.config import Config
 from asyncgrpo_agent.core.join import Join
-from asyncgrpo_agent.errors import EngineError, LinkError, PeerProtocolError
+from asyncgrpo_agent.errors import (
+    EngineError,
+    LinkError,
+    PeerProtocolError,
+    RegistrationRefusedError,
+)
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.control import FROM_ACCEPTOR, ROLLOUT, ControlChannel, read_envelope
 from asyncgrpo_agent.net.link import Link, LinkStream
@@ -162,16 +167,28 @@ class ReplicaAgent:
         )
 
     async def _serve_link(self, link: Link) -> None:
+        """Serve what the proxy asks for until the link ends. Raises its refusal, if that is why."""
+        refusals: list[RegistrationRefusedError] = []
+
         async def serve_stream(stream: LinkStream) -> None:
             path = path_of(stream.request_headers)
             if path == m.CONTROL_PATH and self._control is None:
-                await self._serve_control(link, stream)
+                try:
+                    await self._serve_control(link, stream)
+                except RegistrationRefusedError as error:
+                    refusals.append(error)  # an error of a handler ends its stream only
             elif path == m.ROLLOUT_PATH and self._control is not None:
                 await self._serve_rollout(stream)
             else:
                 raise PeerProtocolError(f"unexpected request for {path}", where=link.peer)
 
-        await link.run(serve_stream)
+        try:
+            await link.run(serve_stream)
+        except LinkError:
+            if not refusals:
+                raise
+        if refusals:
+            raise refusals[0]
 
     async def _serve_control(self, link: Link, stream: LinkStream) -> None:
         """Register on the stream that the proxy opened and obey it until it ends."""

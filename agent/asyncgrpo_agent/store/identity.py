@@ -4,7 +4,8 @@
     <state>/runs/<name>/{run.key,run.pub}                 raw Ed25519 keys in hex
 
 Secrets are files of mode 0600 in folders of mode 0700; one that others can read is refused. Every
-file is replaced in one step, so a crash leaves the old or the new one.
+file is replaced in one step, so a crash leaves the old or the new one. What is read, changed and
+written back is locked meanwhile, because commands run beside the proxy and beside each other.
 
 Tokens are random 256-bit values of which only the sha256 is stored. A slow hash would add nothing:
 it protects secrets that can be guessed, and these cannot.
@@ -12,13 +13,15 @@ it protects secrets that can be guessed, and these cannot.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
 import json
 import os
 import secrets
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +37,7 @@ from asyncgrpo_agent.errors import ConfigError
 from asyncgrpo_agent.store.certificates import make_ca
 
 TOKEN_BYTES: Final = 32
+KEY_BYTES: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +56,12 @@ def ensure_ca(state_dir: Path, now: datetime) -> tuple[bytes, bytes]:
     """The CA's certificate and key, PEM; made on first use."""
     folder = _folder(state_dir / "proxy")
     certificate, key = folder / "ca.pem", folder / "ca.key"
-    if not key.exists():
-        made, made_key = make_ca("asyncgrpo-agent proxy CA", now=now)
-        _write(certificate, made)
-        _write(key, made_key)  # last: its presence says that both are there
+    with _locked(folder):
+        # A lost key is an error, not a new CA: every join line carries the old certificate.
+        if not certificate.exists():
+            made, made_key = make_ca("asyncgrpo-agent proxy CA", now=now)
+            _write(key, made_key)
+            _write(certificate, made)  # last: its presence says that both were there
     return certificate.read_bytes(), _read_secret(key)
 
 
@@ -95,16 +101,29 @@ def ensure_run(state_dir: Path, name: str) -> None:
         create_run(state_dir, name)
 
 
-def _run_keys(state_dir: Path, name: str) -> tuple[bytes, bytes]:
+def _run_keys(state_dir: Path, name: str, role: JoinRole) -> tuple[bytes, bytes | None]:
+    """Public and private key; a replica has no business with the private one."""
     folder = state_dir / "runs" / name
-    if not (folder / "run.pub").exists():
+    if not is_run_name(name) or not (folder / "run.pub").exists():
         raise ConfigError(
             f"run {name!r} is not known here",
             where=str(folder),
             fix=f"Make it first: asyncgrpo-agent run create {name}",
         )
-    public = bytes.fromhex((folder / "run.pub").read_text().strip())
-    return public, bytes.fromhex(_read_secret(folder / "run.key").decode().strip())
+    public = _key(folder / "run.pub", (folder / "run.pub").read_bytes())
+    if role == "replica":
+        return public, None
+    return public, _key(folder / "run.key", _read_secret(folder / "run.key"))
+
+
+def _key(path: Path, text: bytes) -> bytes:
+    try:
+        key = bytes.fromhex(text.decode("ascii").strip())
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ConfigError("does not hold a key", where=str(path), fix="Restore it from a backup")
+    return key
 
 
 # --- tokens ----------------------------------------------------------------------------------
@@ -125,12 +144,13 @@ def create_join(
             where="proxy.public_addresses",
             fix="Give one: --address HOST:PORT",
         )
-    public, private = _run_keys(state_dir, run)
+    public, private = _run_keys(state_dir, run, role)
     ca_pem, _ = ensure_ca(state_dir, datetime.fromtimestamp(now_unix_s, UTC))
     token = secrets.token_urlsafe(TOKEN_BYTES)
     row = {"sha256": _hash(token), "role": role, "run": run, "created_unix_s": now_unix_s}
-    path = _folder(state_dir / "proxy") / "tokens.json"
-    _write_json(path, [*_read_json(path, []), row])
+    path = state_dir / "proxy" / "tokens.json"
+    with _locked(path.parent):
+        _write_json(path, [*_read_json(path, []), row])
     return encode(
         Join(
             addresses=tuple(addresses),
@@ -139,7 +159,7 @@ def create_join(
             role=role,
             run=run,
             run_public_key=public,
-            run_private_key=private if role == "trainer" else None,
+            run_private_key=private,
         )
     )
 
@@ -157,7 +177,7 @@ def check_token(state_dir: Path, token: str) -> TokenFacts | None:
 
 
 def _hash(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
+    return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
 
 
 # --- attempts --------------------------------------------------------------------------------
@@ -171,9 +191,10 @@ def highest_attempt(state_dir: Path, run: str) -> int:
 def next_attempt(state_dir: Path, run: str, *, seen: int) -> int:
     """Issue one more than any issued or `seen`; it is on disk before it is given out."""
     path = _folder(state_dir / "proxy") / "attempts.json"
-    attempts = _read_json(path, {})
-    attempts[run] = max(int(attempts.get(run, 0)), seen) + 1
-    _write_json(path, attempts)
+    with _locked(path.parent):
+        attempts = _read_json(path, {})
+        attempts[run] = max(int(attempts.get(run, 0)), seen) + 1
+        _write_json(path, attempts)
     return int(attempts[run])
 
 
@@ -185,6 +206,17 @@ def _folder(path: Path) -> Path:
     return path
 
 
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes from changing `folder`. Held for milliseconds; not reentrant."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # closing it, by whatever end, lets go
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _write(path: Path, data: bytes) -> None:
     fresh = path.with_name(path.name + ".new")
     fresh.unlink(missing_ok=True)
@@ -194,6 +226,11 @@ def _write(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(fresh, path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)  # the new name itself: an attempt must not be issued twice
+    finally:
+        os.close(folder)
 
 
 def _read_secret(path: Path) -> bytes:

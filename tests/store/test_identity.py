@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from asyncgrpo_agent.core.join import Join, JoinRole, decode
+from asyncgrpo_agent.errors import ConfigError
+from asyncgrpo_agent.store import identity
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+ADDRESSES = ("proxy.example.org:7843",)
+
+
+def join(state: Path, role: JoinRole, run: str = "demo") -> Join:
+    now_s = NOW.timestamp()
+    return decode(
+        identity.create_join(state, role=role, run=run, addresses=ADDRESSES, now_unix_s=now_s)
+    )
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    identity.create_run(tmp_path, "demo")
+    return tmp_path
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+# --- runs and join lines ---------------------------------------------------------------------
+
+
+def test_trainer_gets_the_pair_and_replica_the_public_half(state: Path) -> None:
+    trainer, replica = join(state, "trainer"), join(state, "replica")
+    assert trainer.run_private_key is not None
+    pair = Ed25519PrivateKey.from_private_bytes(trainer.run_private_key)
+    assert pair.public_key().public_bytes_raw() == trainer.run_public_key == replica.run_public_key
+    assert replica.run_private_key is None
+    assert trainer.addresses == replica.addresses == ADDRESSES
+
+
+def test_replica_joins_need_no_private_key_on_this_host(state: Path) -> None:
+    (state / "runs/demo/run.key").unlink()
+    assert join(state, "replica").run_private_key is None
+    with pytest.raises(ConfigError, match="is missing"):
+        join(state, "trainer")
+
+
+def test_join_carries_the_certificate_of_the_one_ca(state: Path) -> None:
+    first, second = join(state, "replica"), join(state, "trainer")
+    certificate, key = identity.ensure_ca(state, NOW)
+    assert first.ca_der == second.ca_der
+    assert x509.load_der_x509_certificate(first.ca_der) == x509.load_pem_x509_certificate(
+        certificate
+    )
+    assert b"PRIVATE KEY" in key
+
+
+def test_run_is_made_once(state: Path) -> None:
+    public = (state / "runs/demo/run.pub").read_text()
+    with pytest.raises(ConfigError, match="exists already"):
+        identity.create_run(state, "demo")
+    identity.ensure_run(state, "demo")
+    assert (state / "runs/demo/run.pub").read_text() == public
+
+
+@pytest.mark.parametrize("name", ["", "../demo", "a/b", ".", "-x", "a" * 200])
+def test_name_that_is_no_run_makes_no_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot name a run"):
+        identity.create_run(tmp_path, name)
+    with pytest.raises(ConfigError, match="not known here"):
+        join(tmp_path, "replica", name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_join_without_an_address_is_refused(state: Path) -> None:
+    with pytest.raises(ConfigError, match="no address"):
+        identity.create_join(state, role="replica", run="demo", addresses=[], now_unix_s=0)
+
+
+def test_key_file_with_other_content_is_refused(state: Path) -> None:
+    (state / "runs/demo/run.pub").write_text("0123\n")
+    with pytest.raises(ConfigError, match="does not hold a key"):
+        join(state, "replica")
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_secrets_are_for_their_owner_alone(tmp_path: Path) -> None:
+    state = tmp_path
+    identity.create_run(state, "demo")
+    join(state, "trainer")
+    identity.save_server_certificate(state, b"chain", b"key")
+    files = [path for path in state.rglob("*") if path.is_file()]
+    assert {path.name for path in files} == {
+        *("run.key", "run.pub", "ca.pem", "ca.key", "tokens.json", "server.pem", "server.key")
+    }
+    assert {mode(path) for path in files} == {0o600}
+    assert mode(state / "proxy") == mode(state / "runs/demo") == 0o700
+
+
+@pytest.mark.parametrize("name", ["runs/demo/run.key", "proxy/ca.key"])
+def test_secret_that_others_can_read_is_refused(state: Path, name: str) -> None:
+    join(state, "trainer")
+    (state / name).chmod(0o640)
+    with pytest.raises(ConfigError, match="can be read by others") as caught:
+        join(state, "trainer")
+    assert caught.value.fix == f"chmod 600 {state / name}"
+
+
+def test_lost_key_of_the_ca_does_not_make_another_ca(state: Path) -> None:
+    before = join(state, "replica").ca_der
+    (state / "proxy/ca.key").unlink()
+    with pytest.raises(ConfigError, match="is missing"):
+        identity.ensure_ca(state, NOW)
+    certificate = x509.load_pem_x509_certificate((state / "proxy/ca.pem").read_bytes())
+    assert certificate == x509.load_der_x509_certificate(before)
+
+
+def test_ca_is_finished_after_a_crash_half_way(tmp_path: Path) -> None:
+    identity.ensure_ca(tmp_path, NOW)
+    (tmp_path / "proxy/ca.pem").unlink()  # the key is written first
+    certificate, _ = identity.ensure_ca(tmp_path, NOW)
+    assert certificate == (tmp_path / "proxy/ca.pem").read_bytes()
+
+
+# --- tokens and attempts ---------------------------------------------------------------------
+
+
+def test_token_allows_what_it_was_made_for(state: Path) -> None:
+    facts = identity.check_token(state, join(state, "replica").token)
+    assert facts == identity.TokenFacts(role="replica", run="demo", created_unix_s=NOW.timestamp())
+
+
+def test_older_token_stays_valid(state: Path) -> None:
+    old, new = join(state, "trainer").token, join(state, "trainer").token
+    assert old != new
+    assert identity.check_token(state, old) == identity.check_token(state, new) is not None
+
+
+@pytest.mark.parametrize("token", ["", "x", "\ud800"])
+def test_unknown_token_is_none(state: Path, token: str) -> None:
+    assert identity.check_token(state, token) is None
+    join(state, "replica")
+    assert identity.check_token(state, token) is None
+
+
+def test_token_is_stored_as_a_hash_only(state: Path) -> None:
+    token = join(state, "replica").token
+    assert token not in (state / "proxy/tokens.json").read_text()
+
+
+def test_joins_made_at_once_are_all_valid(state: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        tokens = list(pool.map(lambda _: join(state, "replica").token, range(24)))
+    assert all(identity.check_token(state, token) for token in tokens)
+    assert len(json.loads((state / "proxy/tokens.json").read_text())) == 24
+
+
+def test_attempts_only_grow(tmp_path: Path) -> None:
+    assert identity.highest_attempt(tmp_path, "demo") == 0
+    assert identity.next_attempt(tmp_path, "demo", seen=0) == 1
+    assert identity.next_attempt(tmp_path, "demo", seen=7) == 8
+    assert identity.next_attempt(tmp_path, "demo", seen=3) == 9
+    assert identity.next_attempt(tmp_path, "other", seen=0) == 1
+    assert identity.highest_attempt(tmp_path, "demo") == 9
+
+
+def test_damaged_file_is_named(tmp_path: Path) -> None:
+    identity.next_attempt(tmp_path, "demo", seen=0)
+    (tmp_path / "proxy/attempts.json").write_text("{")
+    with pytest.raises(ConfigError, match="does not parse") as caught:
+        identity.next_attempt(tmp_path, "demo", seen=0)
+    assert caught.value.where.endswith("attempts.json")
