@@ -44,9 +44,13 @@ def test_long_life_forgets_earlier_failures() -> None:
 
 
 def test_child_that_never_comes_up_is_given_up() -> None:
-    assert isinstance(next_restart([IN_VAIN] * (NEVER_READY - 1)), Restart)
+    assert isinstance(next_restart([IN_VAIN]), GiveUp)
+
+
+def test_child_that_worked_before_gets_several_tries() -> None:
+    assert isinstance(next_restart([CRASH, *[IN_VAIN] * (NEVER_READY - 1)]), Restart)
     assert next_restart([CRASH, *[IN_VAIN] * NEVER_READY]) == GiveUp(
-        reason="it never became ready, 3 times in a row"
+        reason="it did not become ready again, 3 times in a row"
     )
 
 

@@ -31,6 +31,10 @@ SPEC = EngineSpec(
     cpu=False,
 )
 ON_CPU = replace(SPEC, cpu=True)
+# Lines of a vLLM that came up.
+USUAL = """non-default args: {'max_loras': 8, 'max_lora_rank': 16, 'max_num_batched_tokens': 2048}
+Failed to import the DeepSelect extension: No module named 'vllm._deepselect_C'
+current limit exceeds maximum limit. This can cause OSError: [Errno 24] Too many open files."""
 
 
 def value(argv: list[str], flag: str) -> str:
@@ -160,10 +164,21 @@ def test_shell_line_can_be_pasted() -> None:
 )
 def test_usual_causes_are_named(line: str, remedy: str) -> None:
     # What vLLM always prints must not be taken for a cause.
-    usual = "non-default args: {'max_loras': 8, 'max_lora_rank': 16, 'max_num_batched_tokens': 2}"
-    text = explain_failure(f"{usual}\n{line}")
+    text = explain_failure(f"{USUAL}\n{line}")
     assert remedy in text.splitlines()[0]
     assert line in text
+
+
+def test_cause_far_above_the_end_is_quoted() -> None:
+    cause = "ERROR [core.py:1433] ValueError: No available memory for the cache blocks."
+    tracebacks = [f"  File api_server.py, line {number}" for number in range(120)]
+    text = explain_failure("\n".join([cause, *tracebacks]))
+    assert cause in text.splitlines()[0]
+    assert text.endswith(tracebacks[-1])
+
+
+def test_lines_of_a_healthy_start_are_no_cause() -> None:
+    assert explain_failure(USUAL).startswith("Its last lines:")
 
 
 def test_unknown_cause_is_left_to_the_last_lines() -> None:

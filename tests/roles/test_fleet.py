@@ -165,6 +165,15 @@ def test_strangers_are_refused_for_good(site: Site) -> None:
     assert "replica.joined" not in proxy.text()
 
 
+def test_a_port_that_is_taken(site: Site) -> None:
+    site.proxy()
+    second = site.hosts.start(
+        "second", "--role=proxy", f"--listen={site.address}", f"--state-dir={site.folder}/second"
+    )
+    assert second.process.wait(20) == 78
+    assert f"proxy.listen {site.address}: cannot listen" in second.text()
+
+
 def test_a_trainer_join_is_none_for_a_replica(site: Site) -> None:
     replica = site.replica("r1", "--join=trainer.join")
     assert replica.process.wait(20) == 78

@@ -1,7 +1,8 @@
 """Whether a child that ended is started again, and when.
 
-Backoff doubles from one short life to the next. A child that never became ready, several times in
-a row, will not become ready by being started again: the agent gives up and says why.
+Backoff doubles from one short life to the next. A child that ended before it was ever ready has
+something wrong with its configuration or its host: the agent gives up at once and says why. One
+that has worked before gets several tries.
 """
 
 from __future__ import annotations
@@ -46,8 +47,10 @@ def next_restart(exits: Sequence[Exit]) -> Restart | GiveUp:
     if last.code == CONFIG_CODE:
         return GiveUp(reason="its configuration is wrong; a restart would not help")
     in_vain = len(list(takewhile(lambda past: not past.ready, reversed(exits))))
+    if in_vain == len(exits):
+        return GiveUp(reason="it ended before it was ever ready")
     if in_vain >= NEVER_READY:
-        return GiveUp(reason=f"it never became ready, {in_vain} times in a row")
+        return GiveUp(reason=f"it did not become ready again, {in_vain} times in a row")
     short = len(list(takewhile(lambda past: past.lived_s < STABLE_S, reversed(exits))))
     delay_s = min(BASE_S * 2.0 ** min(max(0, short - 1), _MAX_DOUBLINGS), CAP_S)
     return Restart(delay_s=delay_s, reason=f"{how_it_ended(last.code)} after {last.lived_s:.0f} s")

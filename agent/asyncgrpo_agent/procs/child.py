@@ -41,7 +41,7 @@ from asyncgrpo_agent.errors import ChildError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.procs.environment import Kind, child_environment
 from asyncgrpo_agent.procs.group import is_alive, signal_group
-from asyncgrpo_agent.procs.output import Output
+from asyncgrpo_agent.procs.output import TAIL_LINES, Output
 
 GRACE_S: Final = 10.0
 GUARD_GRACE_S: Final = 10.0
@@ -85,9 +85,9 @@ class Child:
     def __repr__(self) -> str:
         return f"<Child {self.name} pid={self.pid} returncode={self.returncode}>"
 
-    def tail(self) -> str:
-        """The last lines that it wrote."""
-        return self._output.tail()
+    def tail(self, lines: int = TAIL_LINES) -> str:
+        """The last lines that it wrote, at most KEPT_LINES."""
+        return self._output.tail(lines)
 
     async def wait(self) -> int:
         """Its exit status, when it has ended and nobody of its group is left."""

@@ -18,7 +18,8 @@ import trio
 
 from asyncgrpo_agent.logs import Log
 
-TAIL_LINES: Final = 50
+TAIL_LINES: Final = 50  # what a person wants to read
+KEPT_LINES: Final = 200  # what a search for the cause needs: vLLM dies with several tracebacks
 MAX_LINE_CHARS: Final = 8192
 MAX_LOG_BYTES: Final = 10 << 20  # one older file of this size is kept beside it, as NAME.1
 _WAITING_LINES: Final = 1000
@@ -87,7 +88,7 @@ class Output:
         self._on_line = on_line
         self._log_file = LogFile(log_file) if log_file else None
         self._lines = Lines()
-        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._tail: deque[str] = deque(maxlen=KEPT_LINES)
         self._send, self._receive = trio.open_memory_channel[str](_WAITING_LINES)
         self._dropped = 0
 
@@ -111,8 +112,9 @@ class Output:
                 if self._on_line:
                     self._on_line(line)
 
-    def tail(self) -> str:
-        return "\n".join(self._tail)
+    def tail(self, lines: int = TAIL_LINES) -> str:
+        """The last `lines`, of which no more than KEPT_LINES are there."""
+        return "\n".join([*self._tail][-lines:])
 
     def _take(self, lines: list[str]) -> None:
         self._tail.extend(lines)

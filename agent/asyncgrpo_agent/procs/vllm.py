@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+_LAST_LINES: Final = 12
+_SAID_CHARS: Final = 400
 MAX_SOCKET_PATH_BYTES: Final = 107  # sun_path of unix(7), without its final zero
 
 
@@ -125,7 +127,7 @@ def _fits(root: str) -> bool:
 # Looked for in the order of this list: vLLM's last lines may hold several, the first is the cause.
 _CAUSES: Final = (
     (
-        r"No module named '?(vllm|torch)",
+        r"No module named '?(vllm|torch)'?(\)|$)",
         "engine.python has no vLLM: point it to the Python of the engine's environment",
     ),
     (r"unrecognized arguments", "vLLM does not know a flag in engine.args or after --"),
@@ -179,9 +181,14 @@ _CAUSES: Final = (
 
 
 def explain_failure(tail: str) -> str:
-    """The cause that vLLM's last lines give away, with its remedy, and those lines."""
-    lines = "\n".join(tail.splitlines()[-12:])
+    """The cause that vLLM's last lines give away, with its remedy, and those lines.
+
+    Give as many lines as the child keeps: the cause is up to 120 lines above the end.
+    """
+    lines = tail.splitlines()
+    last = "Its last lines:\n" + "\n".join(lines[-_LAST_LINES:])
     for pattern, remedy in _CAUSES:
-        if re.search(pattern, tail):
-            return f"{remedy}. Its last lines:\n{lines}"
-    return f"Its last lines:\n{lines}"
+        said = next((line for line in lines if re.search(pattern, line)), None)
+        if said is not None:
+            return f"{remedy}. It said: {said[:_SAID_CHARS]}\n{last}"
+    return last

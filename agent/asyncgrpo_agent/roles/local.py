@@ -7,6 +7,7 @@ is stopped before this process ends.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -45,7 +46,10 @@ def run(config: Config) -> int:
 
 
 async def _main(config: Config) -> int:
-    fleet = LocalFleet(config)
+    console = Console()
+    if console.is_terminal:  # the view is drawn in place; lines in between would tear it
+        logging.getLogger().setLevel(logging.WARNING)
+    fleet = LocalFleet(config, console)
     with trio.CancelScope() as scope:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_stop_on_signal, scope, fleet)
@@ -70,6 +74,7 @@ class LocalFleet:
     """One proxy, some replicas, one trainer."""
 
     config: Config
+    console: Console
     interrupted: int = 0
     exit_code: int = 1
     _joins: dict[str, Path] = field(default_factory=dict)
@@ -84,7 +89,7 @@ class LocalFleet:
         address = f"{LOOPBACK}:{_free_port()}"
         self._make_joins(address)
         async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
-            nursery.start_soon(follow, self._history(), Console())
+            nursery.start_soon(follow, self._history(), self.console)
             proxy = await self._start(stack, "proxy", {"proxy": {"listen": address}})
             replicas = [
                 await self._start(stack, f"replica-{number}", self._replica_table(number))

@@ -20,6 +20,7 @@ from asyncgrpo_agent.errors import ChildExitedError, ChildNotReadyError, EngineE
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.engine_client import EngineClient
 from asyncgrpo_agent.procs import child, vllm
+from asyncgrpo_agent.procs.output import KEPT_LINES
 from asyncgrpo_agent.wire import messages as m
 
 log = Log(__name__)
@@ -80,7 +81,7 @@ class EngineHost:
             if ready:
                 await process.wait()
             code = process.returncode
-            tail = process.tail()
+            tail = process.tail(KEPT_LINES)
         assert code is not None
         return ready, ChildExitedError(
             f"vLLM ended with exit code {code}",
@@ -122,7 +123,8 @@ class EngineHost:
                 await self.client.probe(name)
                 return self._facts(await self.client.server_info(), await self.client.version())
             except EngineError as error:
-                self.reason = f"vLLM is starting ({error.what[:80]})"
+                if error.status:  # without one, nothing listens yet
+                    self.reason = f"vLLM is starting: {error.what[:200]}"
             await trio.sleep(PROBE_EVERY_S)
 
     def _facts(self, info: dict[str, Any], version: str) -> m.EngineFacts:
