@@ -62,7 +62,7 @@ def check(job: Job, config_class: Any) -> Findings:
     rewards.extend_path(job.python_path)
     found.reward_functions, found.problems = rewards.load(job.rewards)
     found.problems += check_model(Path(job.model))
-    if not found.problems or (Path(job.model) / "config.json").is_file():
+    if (Path(job.model) / "config.json").is_file():
         found.tokenizer, problems = load_tokenizer(job)
         found.problems += problems
     found.dataset, problems = load_dataset(job.dataset, job, "train.dataset")

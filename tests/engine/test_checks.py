@@ -83,7 +83,7 @@ def test_a_value_that_trl_refuses(job: Job) -> None:
     assert "sometimes" in what
 
 
-def test_the_tests_list_of_ranks_is_trls() -> None:
+def test_the_list_of_ranks_is_trls() -> None:
     from trl.experimental.async_grpo.async_grpo_trainer import VLLM_LORA_RANKS
 
     assert trl_names.LORA_RANKS == VLLM_LORA_RANKS

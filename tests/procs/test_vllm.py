@@ -34,7 +34,8 @@ ON_CPU = replace(SPEC, cpu=True)
 # Lines of a vLLM that came up.
 USUAL = """non-default args: {'max_loras': 8, 'max_lora_rank': 16, 'max_num_batched_tokens': 2048}
 Failed to import the DeepSelect extension: No module named 'vllm._deepselect_C'
-current limit exceeds maximum limit. This can cause OSError: [Errno 24] Too many open files."""
+current limit exceeds maximum limit. This can cause OSError: [Errno 24] Too many open files.
+Warning: NUMA binding: Using MEMBIND policy on the nodes (0). (function init_cpu_memory_env)"""
 
 
 def value(argv: list[str], flag: str) -> str:

@@ -170,7 +170,7 @@ _CAUSES: Final = (
         "A seeded prompt was split: give --no-enable-chunked-prefill",
     ),
     (
-        r"init_cpu_memory_env|lib(numa|gomp)\S*: cannot open shared object",
+        r"no attribute 'init_cpu_memory_env'|lib(numa|gomp)\S*: cannot open shared object",
         "vLLM's own library could not be loaded: install libnuma1 and libgomp1",
     ),
     (r"lscpu", "vLLM runs lscpu: install util-linux, and mount /sys"),
