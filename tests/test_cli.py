@@ -1,3 +1,4 @@
+import os
 import subprocess  # noqa: TID251 - a fresh interpreter shows what the command line imports
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ from asyncgrpo_agent.errors import ConfigError, LinkError
 def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("STATE_DIRECTORY", "XDG_STATE_HOME"):
+    ours = [name for name in os.environ if name.startswith("ASYNCGRPO_")]
+    for name in ("STATE_DIRECTORY", "XDG_STATE_HOME", *ours):
         monkeypatch.delenv(name, raising=False)
 
 

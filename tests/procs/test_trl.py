@@ -39,8 +39,8 @@ async def test_engine_python_finds_the_engine_package_and_no_other_of_ours(tmp_p
         "print([bool(u.find_spec(f'asyncgrpo_{name}')) for name in ('engine', 'agent')])"
     )
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(package_folder(tmp_path))}
-    # -s and a foreign folder: nothing but PYTHONPATH leads to our packages.
-    argv = [sys.executable, "-s", "-c", f"import os; os.chdir('/'); {code}"]
+    # -S and a foreign folder: nothing but PYTHONPATH leads to our packages.
+    argv = [sys.executable, "-S", "-c", f"import os; os.chdir('/'); {code}"]
     assert await output_of("python", argv, env=env, timeout_s=20) == (0, "[True, False]")
 
 
