@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from asyncgrpo_agent import cli
-from asyncgrpo_agent.config import ROLES, Config, Role
-from asyncgrpo_agent.config_sources import load
+from asyncgrpo_agent.config.sections import ROLES, Config, Role
+from asyncgrpo_agent.config.sources import load
 from asyncgrpo_agent.errors import ConfigError, LinkError
 
 

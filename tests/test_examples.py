@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncgrpo_agent import config_sources
+from asyncgrpo_agent.config import sources
 from asyncgrpo_agent.flags import Parser, add_config_flags
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
@@ -30,10 +30,10 @@ def test_commands_of_roles_parse(command: str) -> None:
 
 def test_the_smallest_trainer_configuration_is_one(tmp_path: Path) -> None:
     (block,) = (block for kind, block in BLOCKS if kind == "toml")
-    config = config_sources.parse(
+    config = sources.parse(
         role="trainer",
         cwd=tmp_path,
-        document=config_sources.Document(text=block, name="trainer.toml", folder=tmp_path),
+        document=sources.Document(text=block, name="trainer.toml", folder=tmp_path),
         environ={"ASYNCGRPO_JOIN": "agrpo1.x"},
     )
     assert config.trainer.min_replicas == 2

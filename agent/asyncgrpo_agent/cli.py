@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from asyncgrpo_agent import __version__, config_sources
-from asyncgrpo_agent.config import ROLES, Config, host_port
+from asyncgrpo_agent import __version__
+from asyncgrpo_agent.config import sources
+from asyncgrpo_agent.config.sections import ROLES, Config, host_port
 from asyncgrpo_agent.errors import EXIT_CONFIG, AgentError, UsageError
 from asyncgrpo_agent.flags import PROGRAM, Parser, add_config_flags, settings_of
 
@@ -107,14 +108,15 @@ def _start(words: list[str], engine_args: list[str]) -> int:
     config = _load(options, engine_args)
     if options.print_engine_command:
         return _print_engine_command(config)
-    from asyncgrpo_agent import config_host, logs
+    from asyncgrpo_agent import logs
+    from asyncgrpo_agent.config import host
 
     logs.set_up(as_json=config.agent.log_json, level=config.agent.log_level.upper())
-    return role_entry(config.role)(config_host.resolved(config, sys.stdin))
+    return role_entry(config.role)(host.resolved(config, sys.stdin))
 
 
 def _load(options: argparse.Namespace, engine_args: Sequence[str]) -> Config:
-    return config_sources.load(
+    return sources.load(
         role=options.role,
         file=options.config,
         settings=settings_of(options),
@@ -145,7 +147,7 @@ def role_entry(role: str) -> Callable[[Config], int]:
 def _print_engine_command(config: Config) -> int:
     if config.role not in ("replica", "local"):
         raise UsageError("--print-engine-command is for role replica")
-    from asyncgrpo_agent.config_host import with_engine_python
+    from asyncgrpo_agent.config.host import with_engine_python
     from asyncgrpo_agent.roles import replica
 
     print(replica.engine_command_line(with_engine_python(config).without_secrets()))
@@ -172,9 +174,9 @@ def _init(words: list[str], _engine_args: list[str]) -> int:
     )
     parser.add_argument("--force", action="store_true", help="overwrite the file")
     options = parser.parse_args(words)
-    from asyncgrpo_agent.config_example import example
+    from asyncgrpo_agent.config.example import example
 
-    role = config_sources.chosen_role(options.role)
+    role = sources.chosen_role(options.role)
     _write(example(role), options.output or f"{role}.toml", overwrite=options.force, mode=0o644)
     return 0
 
@@ -187,7 +189,7 @@ def _check(words: list[str], engine_args: list[str]) -> int:
     config = _load(parser.parse_args(words), engine_args)
     import tomli_w
 
-    from asyncgrpo_agent.config_host import check_host
+    from asyncgrpo_agent.config.host import check_host
 
     print(tomli_w.dumps(config.redacted()))
     for path, origin in config.origins.items():
@@ -259,8 +261,8 @@ def _add_state_dir(parser: Parser) -> None:
 
 
 def _state_dir(options: argparse.Namespace) -> Path:
-    given = options.state_dir or os.environ.get(config_sources.STATE_DIR_VARIABLE)
-    return Path(given).absolute() if given else config_sources.default_state_dir(os.environ)
+    given = options.state_dir or os.environ.get(sources.STATE_DIR_VARIABLE)
+    return Path(given).absolute() if given else sources.default_state_dir(os.environ)
 
 
 def _write(text: str, output: str, *, overwrite: bool, mode: int) -> None:

@@ -1,6 +1,6 @@
 """The flags that configure an agent, and the parser that they are added to.
 
-A flag sets one key of the configuration as text; what the text means is up to `config_values`.
+A flag sets one key of the configuration as text; what the text means is up to `config.values`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import argparse
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from asyncgrpo_agent.config import ROLES
-from asyncgrpo_agent.config_sources import Setting
+from asyncgrpo_agent.config.sections import ROLES
+from asyncgrpo_agent.config.sources import Setting
 from asyncgrpo_agent.errors import UsageError
 
 PROGRAM: Final = "asyncgrpo-agent"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncgrpo_agent.config_rules import engine_args_problems
+from asyncgrpo_agent.config.rules import engine_args_problems
 from asyncgrpo_agent.procs.vllm import (
     MAX_SOCKET_PATH_BYTES,
     EngineSpec,

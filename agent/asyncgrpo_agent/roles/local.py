@@ -23,7 +23,7 @@ import tomli_w
 import trio
 from rich.console import Console
 
-from asyncgrpo_agent.config import Config
+from asyncgrpo_agent.config.sections import Config
 from asyncgrpo_agent.errors import ChildExitedError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.procs import child

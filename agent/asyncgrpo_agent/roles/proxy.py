@@ -21,7 +21,7 @@ from typing import Final
 import trio
 
 from asyncgrpo_agent import __version__
-from asyncgrpo_agent.config import Config, host_port
+from asyncgrpo_agent.config.sections import Config, host_port
 from asyncgrpo_agent.core import replicas
 from asyncgrpo_agent.core.adapters import format_attempt, parse_attempt
 from asyncgrpo_agent.core.sync import Sync

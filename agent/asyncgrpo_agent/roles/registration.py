@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from asyncgrpo_agent.config import Config
+from asyncgrpo_agent.config.sections import Config
 from asyncgrpo_agent.core.backoff import Backoff
 from asyncgrpo_agent.core.join import Join, decode
 from asyncgrpo_agent.errors import AgentError, ConfigError, RegistrationRefusedError

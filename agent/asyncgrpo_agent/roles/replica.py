@@ -19,7 +19,7 @@ from typing import Final
 import trio
 
 from asyncgrpo_agent import __version__
-from asyncgrpo_agent.config import Config
+from asyncgrpo_agent.config.sections import Config
 from asyncgrpo_agent.core.join import Join
 from asyncgrpo_agent.errors import (
     EngineError,

@@ -18,7 +18,7 @@ from typing import Final
 
 import trio
 
-from asyncgrpo_agent.config import Config
+from asyncgrpo_agent.config.sections import Config
 from asyncgrpo_agent.core import adapters as decide
 from asyncgrpo_agent.core.adapters import AdapterId, Listed
 from asyncgrpo_agent.core.commits import Commit

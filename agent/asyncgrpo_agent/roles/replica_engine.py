@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import trio
 
-from asyncgrpo_agent.config import Config
+from asyncgrpo_agent.config.sections import Config
 from asyncgrpo_agent.core.children import Exit, GiveUp, next_restart
 from asyncgrpo_agent.errors import ChildExitedError, ChildNotReadyError, EngineError
 from asyncgrpo_agent.logs import Log

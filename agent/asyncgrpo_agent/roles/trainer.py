@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import trio
 
-from asyncgrpo_agent.config import Config, host_port
+from asyncgrpo_agent.config.sections import Config, host_port
 from asyncgrpo_agent.core.join import Join
 from asyncgrpo_agent.errors import ChildExitedError, ChildNotReadyError, ConfigError
 from asyncgrpo_agent.logs import Log

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import trio
 
-from asyncgrpo_agent.config import Config
+from asyncgrpo_agent.config.sections import Config
 from asyncgrpo_agent.core.join import Join
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.roles.trainer_link import TrainerLink

@@ -9,12 +9,12 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asyncgrpo_agent.config import ROLES, SECTIONS, SECTIONS_OF, Config, Role, host_port
-from asyncgrpo_agent.config_example import example
-from asyncgrpo_agent.config_host import check_host, engine_python, join_line, resolved
-from asyncgrpo_agent.config_keys import KEYS
-from asyncgrpo_agent.config_redaction import redact_args
-from asyncgrpo_agent.config_sources import Document, Setting, default_state_dir, load, parse
+from asyncgrpo_agent.config.example import example
+from asyncgrpo_agent.config.host import check_host, engine_python, join_line, resolved
+from asyncgrpo_agent.config.keys import KEYS
+from asyncgrpo_agent.config.redaction import redact_args
+from asyncgrpo_agent.config.sections import ROLES, SECTIONS, SECTIONS_OF, Config, Role, host_port
+from asyncgrpo_agent.config.sources import Document, Setting, default_state_dir, load, parse
 from asyncgrpo_agent.errors import ConfigError, UsageError
 
 EXAMPLES = Path(__file__).parent.parent / "packaging" / "examples"

@@ -9,8 +9,8 @@ import ipaddress
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from asyncgrpo_agent.config import REQUIRED, Config, host_port
-from asyncgrpo_agent.config_keys import Problem, key_of, variable_of
+from asyncgrpo_agent.config.keys import Problem, key_of, variable_of
+from asyncgrpo_agent.config.sections import REQUIRED, Config, host_port
 
 DEFAULT_MAX_STALENESS: Final = 4  # TRL's own default
 # Slots beyond max_staleness: the version being loaded, one for stragglers, two that the gateway

@@ -12,8 +12,8 @@ from typing import Final
 
 import tomli_w
 
-from asyncgrpo_agent.config import REQUIRED, SECTIONS, SECTIONS_OF, Role
-from asyncgrpo_agent.config_keys import KEYS, Key, variable_of
+from asyncgrpo_agent.config.keys import KEYS, Key, variable_of
+from asyncgrpo_agent.config.sections import REQUIRED, SECTIONS, SECTIONS_OF, Role
 
 _HEAD: Final = (
     "Configuration of an asyncgrpo-agent in role {role}.",

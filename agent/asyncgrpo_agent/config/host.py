@@ -18,8 +18,8 @@ from typing import Final, TextIO
 
 from msgspec import structs
 
-from asyncgrpo_agent.config import Config, Role
-from asyncgrpo_agent.config_keys import Problem, config_error
+from asyncgrpo_agent.config.keys import Problem, config_error
+from asyncgrpo_agent.config.sections import Config, Role
 from asyncgrpo_agent.errors import ConfigError
 
 _MODE_OF: Final = {"file": stat.S_ISREG, "folder": stat.S_ISDIR}

@@ -4,8 +4,8 @@ The structs below are the only list of keys. Parsing, error texts, `init`, `chec
 flags read types, limits and descriptions from them, so none of these can drift.
 
 Invariants: a `Config` has been validated as a whole, its paths are absolute and its state folder
-is resolved. This module must not read files or the environment (see `config_sources`), nor look
-at the host (see `config_host`).
+is resolved. This module must not read files or the environment (see `config.sources`), nor look
+at the host (see `config.host`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 import tomli_w
 from msgspec import Meta
 
-from asyncgrpo_agent.config_redaction import redact, redact_args
+from asyncgrpo_agent.config.redaction import redact, redact_args
 
 Role = Literal["proxy", "replica", "trainer", "local"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)

@@ -2,7 +2,7 @@
 
 `parse` depends on its arguments alone; `load` reads the file and the process's environment. Every
 problem in every source is reported in one ConfigError. Whether paths exist is not asked here (see
-`config_host`), so that a file can be checked on any machine.
+`config.host`), so that a file can be checked on any machine.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from asyncgrpo_agent.config import ROLES, SECTIONS, Bucket, Config, Role
-from asyncgrpo_agent.config_keys import (
+from asyncgrpo_agent.config.keys import (
     ENVIRONMENT_PREFIX,
     KEYS,
     Problem,
     config_error,
     variable_of,
 )
-from asyncgrpo_agent.config_rules import engine_args_problems, rule_problems
-from asyncgrpo_agent.config_values import Leaf, Values, leaves_of
+from asyncgrpo_agent.config.rules import engine_args_problems, rule_problems
+from asyncgrpo_agent.config.sections import ROLES, SECTIONS, Bucket, Config, Role
+from asyncgrpo_agent.config.values import Leaf, Values, leaves_of
 from asyncgrpo_agent.errors import ConfigError, UsageError
 
 ROLE_VARIABLE: Final = "ASYNCGRPO_ROLE"

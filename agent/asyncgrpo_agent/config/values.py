@@ -21,8 +21,8 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 import msgspec
 
-from asyncgrpo_agent.config import SECTIONS, Section
-from asyncgrpo_agent.config_keys import KEYS, Key, Problem
+from asyncgrpo_agent.config.keys import KEYS, Key, Problem
+from asyncgrpo_agent.config.sections import SECTIONS, Section
 
 _SWITCH: Final = {"1": True, "yes": True, "on": True, "0": False, "no": False, "off": False}
 _JOIN_LINE = re.compile(r"[A-Za-z0-9_=.-]{120,}")  # longer than any file name worth having

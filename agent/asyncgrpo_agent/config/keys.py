@@ -12,7 +12,7 @@ from typing import Any, Final, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from asyncgrpo_agent.config import SECTIONS, Section
+from asyncgrpo_agent.config.sections import SECTIONS, Section
 from asyncgrpo_agent.errors import ConfigError
 
 ENVIRONMENT_PREFIX: Final = "ASYNCGRPO_"
