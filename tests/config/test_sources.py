@@ -17,7 +17,7 @@ from asyncgrpo_agent.config.sections import ROLES, SECTIONS, SECTIONS_OF, Config
 from asyncgrpo_agent.config.sources import Document, Setting, default_state_dir, load, parse
 from asyncgrpo_agent.errors import ConfigError, UsageError
 
-EXAMPLES = Path(__file__).parent.parent / "packaging" / "examples"
+EXAMPLES = Path(__file__).parents[2] / "packaging" / "examples"
 FOLDER = Path("/etc/agent")
 CWD = Path("/home/me")
 LOCAL = """
