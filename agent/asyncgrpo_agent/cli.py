@@ -15,7 +15,7 @@ from typing import Final
 
 from asyncgrpo_agent import __version__
 from asyncgrpo_agent.config import sources
-from asyncgrpo_agent.config.sections import ROLES, Config, host_port
+from asyncgrpo_agent.config.sections import ROLES, Config
 from asyncgrpo_agent.errors import EXIT_CONFIG, AgentError, UsageError
 from asyncgrpo_agent.flags import PROGRAM, Parser, add_config_flags, settings_of
 
@@ -30,6 +30,8 @@ commands:
   check                 validate a configuration and show its effective values
   run create            make a run and its signing key
   token create          make a join line for a replica or a trainer
+  token list            show the tokens of all join lines
+  token revoke          end one of them, and the links that are up on it
 """
 _EPILOG: Final = """\
 Whatever follows -- is appended to the flags of vLLM. Every key of the configuration can also be
@@ -214,46 +216,12 @@ def _run(words: list[str], _engine_args: list[str]) -> int:
 
 
 def _token(words: list[str], _engine_args: list[str]) -> int:
-    usage = (
-        "token create --role replica|trainer --run NAME [--address HOST:PORT ...]\n"
-        "         [--state-dir DIR] [--output FILE]"
-    )
-    parser = Parser("token", usage, "Make a join line: one secret line that lets one role join.")
-    parser.add_argument("action", choices=["create"])
-    parser.add_argument("--role", choices=["replica", "trainer"], required=True)
-    parser.add_argument("--run", metavar="NAME", required=True, help="name of the run")
-    parser.add_argument(
-        "--address",
-        metavar="HOST:PORT",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="where agents dial the proxy",
-    )
-    _add_state_dir(parser)
-    parser.add_argument("--output", metavar="FILE", help="write it there; default: standard output")
-    options = parser.parse_args(words)
-    _write(_join_line(options) + "\n", options.output or "-", overwrite=False, mode=0o600)
+    from asyncgrpo_agent import token_commands
+
+    text, output = token_commands.run(words)
+    if text:
+        _write(text, output, overwrite=False, mode=0o600)
     return 0
-
-
-def _join_line(options: argparse.Namespace) -> str:
-    import time
-
-    from asyncgrpo_agent.store import identity
-
-    for address in options.address:
-        try:
-            host_port(address)
-        except ValueError as error:
-            raise UsageError(f"--address {address}: {error}") from error
-    return identity.create_join(
-        _state_dir(options),
-        role=options.role,
-        run=options.run,
-        addresses=options.address,
-        now_unix_s=time.time(),  # noqa: TID251 - the one clock of this command
-    )
 
 
 def _add_state_dir(parser: Parser) -> None:

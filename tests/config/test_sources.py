@@ -286,7 +286,6 @@ def test_secrets_are_not_repeated_in_problems() -> None:
             "train.vllm_server_base_url (agent.toml): set by",
         ),
         ("[train]\nrequest_timeout = 9\n", "Use trainer.request_timeout_s"),
-        ("[train]\nresume_from_checkpoint = true\n", "resumes from the newest checkpoint"),
         ("[engine]\nmax_lora_rank = 8\n[train.lora]\nr = 16\n", "rank 16 is more than"),
     ],
 )
@@ -448,6 +447,7 @@ def host(tmp_path: Path) -> Path:
     for name in ("model/config.json", "prompts.jsonl", "join", "python"):
         (tmp_path / name).write_text("line\n")
     (tmp_path / "python").chmod(0o755)
+    (tmp_path / "join").chmod(0o600)
     return tmp_path
 
 
@@ -503,6 +503,23 @@ def test_a_role_gets_the_engine_and_the_join_line_of_its_host(host: Path) -> Non
     assert config.join_line == "line"
     assert "line" not in config.without_secrets().join_line
     assert resolved(on_host(host, "local"), io.StringIO()).join_line == ""
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604])
+def test_a_join_file_that_others_can_read_is_refused(host: Path, mode: int) -> None:
+    (host / "join").chmod(mode)
+    with pytest.raises(ConfigError) as caught:
+        resolved(on_host(host), io.StringIO())
+    text = f"link.join (t.toml): {host}/join can be read by others (mode {mode:04o})"
+    assert f"{text}. chmod 600 {host}/join" in str(caught.value)
+
+
+def test_a_credential_of_systemd_is_guarded_by_other_means(
+    host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (host / "join").chmod(0o440)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(host))
+    assert resolved(on_host(host), io.StringIO()).join_line == "line"
 
 
 def test_a_local_fleet_creates_its_own_bucket(host: Path) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess  # noqa: TID251 - agents run here as a user starts them
 import sys
 import time
@@ -151,3 +152,82 @@ def wait_until_none(text: str, patience_s: float = 15.0) -> None:
 def counts(output_dir: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((output_dir / "counts.json").read_text())
     return found
+
+
+@dataclass
+class Site:
+    """One run on one proxy."""
+
+    hosts: Hosts
+    address: str
+
+    @property
+    def folder(self) -> Path:
+        return self.hosts.folder
+
+    def join_file(self, role: str, name: str, *more: str) -> None:
+        """Make a join line in the file `name`."""
+        self.hosts.command(
+            *("token", "create", f"--role={role}", "--run=demo", f"--output={name}"),
+            *(f"--state-dir={self.folder}/proxy", f"--address={self.address}", *more),
+        )
+
+    def proxy(self, *more: str) -> Agent:
+        state = f"--state-dir={self.folder}/proxy"
+        agent = self.hosts.start("proxy", "--role=proxy", f"--listen={self.address}", state, *more)
+        agent.wait_for("proxy.listening")
+        return agent
+
+    def replica(self, name: str, *more: str) -> Agent:
+        return self.hosts.start(
+            name,
+            "--role=replica",
+            "--join=replica.join",
+            f"--name={name}",
+            f"--state-dir={self.folder}/{name}",
+            *self._common(),
+            "--set=engine.module=fakes.vllm",
+            *more,
+        )
+
+    def trainer(self, steps: int, *more: str) -> Agent:
+        return self.hosts.start(
+            "trainer",
+            "--role=trainer",
+            "--join=trainer.join",
+            f"--state-dir={self.folder}/trainer",
+            *self._common(),
+            "--set=train.dataset=data.jsonl",
+            '--set=train.rewards=["rewards:exact"]',
+            f"--set=train.max_steps={steps}",
+            *more,
+        )
+
+    def _common(self) -> list[str]:
+        return [
+            f"--model={self.folder / 'tiny'}",
+            f"--bucket={self.folder / 'bucket'}",
+            f"--engine-python={self.folder / 'fake-python'}",
+        ]
+
+    def counts(self) -> dict[str, int]:
+        return counts(self.folder / "trainer" / "output" / "demo")
+
+
+@contextmanager
+def site(folder: Path) -> Iterator[Site]:
+    """A run "demo" with join files for its replicas and its trainer; nothing is started yet."""
+    engine_python(folder)
+    model_folder(folder)
+    write_task(folder)
+    (folder / "bucket").mkdir()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    with hosts(folder) as started:
+        made = Site(started, address)
+        started.command("run", "create", "demo", f"--state-dir={folder}/proxy")
+        for role in ("replica", "trainer"):
+            made.join_file(role, f"{role}.join")
+        yield made
+    wait_until_none(str(folder), patience_s=20)

@@ -6,6 +6,7 @@ resume, and unload what is too old. It counts what TRL would die of, and answers
 by the bytes it had committed under the name it asked for; FakeVllm signs its answers with those.
 
 What it is told by the job's `grpo` table: `max_steps`, `fake_rollouts` a step, `fake_tokens` each,
+`fake_lag` versions behind the newest,
 `fake_exit` code, `fake_dir` where the counts are written as counts.json.
 """
 
@@ -49,7 +50,7 @@ class FakeTrl:
         steps = int(self.options["max_steps"])
         with ThreadPoolExecutor(16) as pool:
             for step in range(1, steps + 1):
-                name = f"trl-policy-v{step - 1}"
+                name = f"trl-policy-v{max(0, step - 1 - int(self.options.get('fake_lag', 0)))}"
                 prompts = range(int(self.options.get("fake_rollouts", 8)))
                 list(pool.map(lambda n, s=step, a=name: self.rollout(a, s, n), prompts))
                 self.publish(step)

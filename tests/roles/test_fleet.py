@@ -5,91 +5,21 @@ committed under the name it asked for.
 """
 
 import signal
-import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from fakes import fleet
+from fakes.fleet import Site
 
 pytestmark = pytest.mark.slow
 
 
-@dataclass
-class Site:
-    """One run on one proxy."""
-
-    hosts: fleet.Hosts
-    address: str
-
-    @property
-    def folder(self) -> Path:
-        return self.hosts.folder
-
-    def proxy(self) -> fleet.Agent:
-        agent = self.hosts.start(
-            "proxy", "--role=proxy", f"--listen={self.address}", f"--state-dir={self.folder}/proxy"
-        )
-        agent.wait_for("proxy.listening")
-        return agent
-
-    def replica(self, name: str, *more: str) -> fleet.Agent:
-        return self.hosts.start(
-            name,
-            "--role=replica",
-            "--join=replica.join",
-            f"--name={name}",
-            f"--state-dir={self.folder}/{name}",
-            *self._common(),
-            "--set=engine.module=fakes.vllm",
-            *more,
-        )
-
-    def trainer(self, steps: int, *more: str) -> fleet.Agent:
-        return self.hosts.start(
-            "trainer",
-            "--role=trainer",
-            "--join=trainer.join",
-            f"--state-dir={self.folder}/trainer",
-            *self._common(),
-            "--set=train.dataset=data.jsonl",
-            '--set=train.rewards=["rewards:exact"]',
-            f"--set=train.max_steps={steps}",
-            *more,
-        )
-
-    def _common(self) -> list[str]:
-        return [
-            f"--model={self.folder / 'tiny'}",
-            f"--bucket={self.folder / 'bucket'}",
-            f"--engine-python={self.folder / 'fake-python'}",
-        ]
-
-    def counts(self) -> dict[str, int]:
-        return fleet.counts(self.folder / "trainer" / "output" / "demo")
-
-
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    fleet.engine_python(tmp_path)
-    fleet.model_folder(tmp_path)
-    fleet.write_task(tmp_path)
-    (tmp_path / "bucket").mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    with fleet.hosts(tmp_path) as started:
-        state = f"--state-dir={tmp_path}/proxy"
-        started.command("run", "create", "demo", state)
-        for role in ("replica", "trainer"):
-            started.command(
-                *("token", "create", f"--role={role}", "--run=demo", state),
-                *(f"--address={address}", f"--output={role}.join"),
-            )
-        yield Site(started, address)
-    fleet.wait_until_none(str(tmp_path), patience_s=20)
+    with fleet.site(tmp_path) as made:
+        yield made
 
 
 def test_a_replica_is_killed_while_it_works(site: Site) -> None:
@@ -135,6 +65,34 @@ def test_a_late_replica_catches_up_from_the_bucket_and_a_drained_one_loses_nothi
     assert trainer.process.wait(60) == 0, trainer.text()
     counts = site.counts()
     assert (counts["failed"], counts["wrong_bytes"], counts["steps"]) == (0, 0, 40)
+
+
+def test_the_only_holder_of_a_version_in_use_is_killed(site: Site) -> None:
+    site.proxy()
+    early = site.replica("early")
+    trainer = site.trainer(30, "--set=train.fake_lag=3", "--set=train.fake_rollouts=8")
+    trainer.wait_for(r"adapter.published adapter=\S+\.v000006")
+    late = site.replica("late")
+    late.wait_for("adapter.loaded")
+    early.end(signal.SIGKILL)
+    assert trainer.process.wait(60) == 0, trainer.text()
+    counts = site.counts()
+    assert (counts["failed"], counts["wrong_bytes"], counts["steps"]) == (0, 0, 30)
+
+
+def test_an_older_trainer_is_fenced_off(site: Site) -> None:
+    site.proxy()
+    replica = site.replica("r1", "--", "--fake-tokens-per-s=50")
+    zombie = site.trainer(10_000)
+    zombie.wait_for(r"adapter.published adapter=demo\.a0001-\S+\.v000002")
+    heir = site.trainer(10, f"--state-dir={site.folder}/heir")
+    assert zombie.process.wait(30) == 78
+    assert "was superseded by a0002-" in zombie.text()
+    assert heir.process.wait(60) == 0, heir.text()
+    counts = fleet.counts(site.folder / "heir" / "output" / "demo")
+    assert (counts["failed"], counts["wrong_bytes"], counts["steps"]) == (0, 0, 10)
+    loaded = replica.text().split("attempt.entered attempt=a0002")[1]
+    assert "adapter.loaded adapter=demo.a0001" not in loaded
 
 
 def test_the_trainer_starts_before_everybody_else(site: Site) -> None:

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from asyncgrpo_agent.core.join import Join, JoinRole, decode
 from asyncgrpo_agent.errors import ConfigError
 from asyncgrpo_agent.store import identity
+from asyncgrpo_agent.store.tokens import find_token
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ADDRESSES = ("proxy.example.org:7843",)
@@ -146,33 +147,20 @@ def test_ca_is_finished_after_a_crash_half_way(tmp_path: Path) -> None:
 # --- tokens and attempts ---------------------------------------------------------------------
 
 
-def test_token_allows_what_it_was_made_for(state: Path) -> None:
-    facts = identity.check_token(state, join(state, "replica").token)
-    assert facts == identity.TokenFacts(role="replica", run="demo", created_unix_s=NOW.timestamp())
-
-
-def test_older_token_stays_valid(state: Path) -> None:
-    old, new = join(state, "trainer").token, join(state, "trainer").token
-    assert old != new
-    assert identity.check_token(state, old) == identity.check_token(state, new) is not None
-
-
-@pytest.mark.parametrize("token", ["", "x", "\ud800"])
-def test_unknown_token_is_none(state: Path, token: str) -> None:
-    assert identity.check_token(state, token) is None
-    join(state, "replica")
-    assert identity.check_token(state, token) is None
-
-
-def test_token_is_stored_as_a_hash_only(state: Path) -> None:
-    token = join(state, "replica").token
-    assert token not in (state / "proxy/tokens.json").read_text()
+def test_the_token_of_a_join_is_known_with_its_limits(state: Path) -> None:
+    line = identity.create_join(
+        state, role="trainer", run="demo", addresses=ADDRESSES, now_unix_s=5.0, life_s=60.0, uses=3
+    )
+    facts = find_token(state, decode(line).token)
+    assert facts is not None
+    assert (facts.role, facts.run, facts.created_unix_s) == ("trainer", "demo", 5.0)
+    assert (facts.expires_unix_s, facts.uses_left) == (65.0, 3)
 
 
 def test_joins_made_at_once_are_all_valid(state: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         tokens = list(pool.map(lambda _: join(state, "replica").token, range(24)))
-    assert all(identity.check_token(state, token) for token in tokens)
+    assert all(find_token(state, token) for token in tokens)
     assert len(json.loads((state / "proxy/tokens.json").read_text())) == 24
 
 

@@ -40,7 +40,7 @@ HELLO = Hello(
     instance="f00d",
     agent_version="1.0",
     token="secret",
-    engine=ENGINE,
+    attempt_seen=7,
 )
 
 

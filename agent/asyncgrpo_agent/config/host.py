@@ -114,6 +114,22 @@ def _at(config: Config, path: str, kind: str, fix: str) -> Iterator[Problem]:
         yield Problem(path=path, what=f"{value} {fault}", fix=fix, origin=origin)
 
 
+def _open_secret(config: Config, path: str) -> Iterator[Problem]:
+    """A file with a secret that is not for its owner alone."""
+    file = Path(str(config.value(path)))
+    credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+    if credentials and file.is_relative_to(credentials):
+        return  # systemd guards these by an access list, which shows as bits of the group
+    mode = stat.S_IMODE(file.stat().st_mode)
+    if mode & 0o077:
+        yield Problem(
+            path=path,
+            what=f"{file} can be read by others (mode {mode:04o})",
+            fix=f"chmod 600 {file}",
+            origin=config.origins.get(path, ""),
+        )
+
+
 def _state(config: Config) -> Iterator[Problem]:
     if config.state_dir.exists():
         yield from _at(config, "agent.state_dir", "folder", "Move it away or use --state-dir")
@@ -141,7 +157,8 @@ def _bucket(config: Config) -> Iterator[Problem]:
 def _join(config: Config) -> Iterator[Problem]:
     if not config.join_line and config.link.join != "-":
         fix = "`asyncgrpo-agent token create` on the proxy makes it"
-        yield from _at(config, "link.join", "file", fix)
+        faults = list(_at(config, "link.join", "file", fix))
+        yield from faults or _open_secret(config, "link.join")
 
 
 def _engine(config: Config) -> Iterator[Problem]:

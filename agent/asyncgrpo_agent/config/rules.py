@@ -47,7 +47,6 @@ OWNED_TRAIN_KEYS: Final = {
     "vllm_server_base_url": "TRL talks to this agent's gateway (trainer.gateway); leave it out",
     "vllm_server_timeout": "Use trainer.min_replicas and trainer.wait_replicas_s",
     "request_timeout": "Use trainer.request_timeout_s",
-    "resume_from_checkpoint": "The agent resumes from the newest checkpoint in the bucket",
     "trust_remote_code": "Use model.trust_remote_code",
 }
 

@@ -115,13 +115,10 @@ class Proxy(Section, frozen=True, kw_only=True):
     queue_limit: Annotated[
         Positive, Meta(description="Rollouts that may wait for a replica before more are refused.")
     ] = 4096
-    history_steps: Annotated[
-        Positive, Meta(description="Training steps whose metrics the dashboard keeps.")
-    ] = 20000
 
 
 class Bucket(Section, frozen=True, kw_only=True):
-    """Where adapters, checkpoints and the run's history live."""
+    """Where adapters travel."""
 
     path: Annotated[
         FolderPath,
@@ -270,9 +267,6 @@ class Local(Section, frozen=True, kw_only=True):
     """A whole fleet on this host: one proxy, one trainer, some replicas."""
 
     replicas: Annotated[Positive, Meta(description="Replicas to start.")] = 2
-    keep: Annotated[
-        Flag, Meta(description="Keep proxy and replicas running after training has ended.")
-    ] = False
 
 
 SECTIONS: Final[Mapping[str, type[Section]]] = {

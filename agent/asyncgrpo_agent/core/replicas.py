@@ -72,6 +72,7 @@ class Replica:
     counted_at: float = 0.0
     probe_at: float = 0.0
     paused_s: float = 0.0
+    hangs: bool = False  # SUSPECT because no token came: what it runs is sent elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,16 +154,19 @@ def progressed(replica: Replica, running: int, generated_tokens: int, now: float
 
 def check_progress(replica: Replica, now: float) -> Transition | None:
     """SUSPECT when requests run and no token comes; READY again when tokens do."""
-    if replica.state is State.READY and replica.running and replica.in_flight:
+    silent = now - replica.counted_at >= STUCK_AFTER_S  # not even its counters come
+    if replica.state is State.READY and replica.in_flight and (replica.running or silent):
         quiet_s = now - replica.progress_at
         if quiet_s >= STUCK_AFTER_S:
-            reason = f"{replica.running} requests run but no token came for {quiet_s:.0f} s"
+            reason = f"{replica.in_flight} requests run but no token came for {quiet_s:.0f} s"
+            replica.hangs = True
             return _move(replica, State.SUSPECT, reason, now)
     if (
         replica.state is State.SUSPECT
         and replica.failures_in_a_row == 0
         and replica.progress_at > replica.since
     ):
+        replica.hangs = False
         return _move(replica, State.READY, "tokens come again", now)
     return None
 
@@ -185,6 +189,7 @@ def finished(replica: Replica, tokens: int, *, ok: bool | None, now: float) -> T
         return None
     if ok:
         replica.failures_in_a_row = 0
+        replica.hangs = False
         if replica.state is State.SUSPECT:
             return _move(replica, State.READY, "a request succeeded", now)
         return None

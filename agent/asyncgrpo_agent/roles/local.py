@@ -193,9 +193,6 @@ class LocalFleet:
 
     async def _farewell(self, replicas: list[child.Child]) -> None:
         """Replicas were told that the run is over; let them leave by themselves."""
-        if self.config.local.keep:
-            log.info("local.kept", folder=str(self.folder))
-            await trio.sleep_forever()
         with trio.move_on_after(FAREWELL_S):
             for replica in replicas:
                 await replica.wait()

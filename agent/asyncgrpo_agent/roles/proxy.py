@@ -11,11 +11,8 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import ssl
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
 import trio
@@ -25,16 +22,17 @@ from asyncgrpo_agent.config.sections import Config, host_port
 from asyncgrpo_agent.core import replicas
 from asyncgrpo_agent.core.adapters import format_attempt, parse_attempt
 from asyncgrpo_agent.core.sync import Sync
-from asyncgrpo_agent.errors import ConfigError, LinkError, PeerProtocolError
+from asyncgrpo_agent.errors import ConfigError, LinkClosedError, LinkError, PeerProtocolError
 from asyncgrpo_agent.logs import Log
-from asyncgrpo_agent.net import tls
 from asyncgrpo_agent.net.accept import serve_links
 from asyncgrpo_agent.net.control import FROM_DIALLER, ControlChannel
 from asyncgrpo_agent.net.link import Link, LinkStream
+from asyncgrpo_agent.roles.proxy_admission import Admission
+from asyncgrpo_agent.roles.proxy_certificate import ServerCertificate
 from asyncgrpo_agent.roles.proxy_rollouts import serve_rollout
-from asyncgrpo_agent.roles.proxy_run import ProxyChannel, ProxyRun, ReplicaLink, TrainerLink
+from asyncgrpo_agent.roles.proxy_run import ProxyChannel, ProxyRun, ReplicaLink, TrainerSeat
 from asyncgrpo_agent.sdnotify import Notifier
-from asyncgrpo_agent.store import certificates, identity
+from asyncgrpo_agent.store import identity
 from asyncgrpo_agent.wire import messages as m
 from asyncgrpo_agent.wire.headers import CONTROL_REQUEST, NOT_FOUND_RESPONSE, OK_RESPONSE, path_of
 from asyncgrpo_agent.wire.limits import AUTHENTICATED
@@ -75,28 +73,22 @@ class Proxy:
 
     config: Config
     runs: dict[str, ProxyRun] = field(default_factory=dict)
+    admission: Admission = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.admission = Admission(self.config.state_dir)
 
     async def serve(self, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         host, port = host_port(self.config.proxy.listen)
         listeners = await _listen(host, port)
         bound = listeners[0].socket.getsockname()[1]
-        context = self._tls_context()
+        certificate = ServerCertificate(self.config)
         task_status.started(f"{host}:{bound}")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_progress)
-            await serve_links(listeners, context, self._serve_link)
-
-    def _tls_context(self) -> ssl.SSLContext:
-        proxy = self.config.proxy
-        protocols = [m.ALPN_REVERSED, m.ALPN_FORWARD]
-        if proxy.certificate:
-            return tls.server_context(Path(proxy.certificate), Path(proxy.key), protocols)
-        now = datetime.now(UTC)  # noqa: TID251 - a role reads the clock
-        ca_pem, ca_key = identity.ensure_ca(self.config.state_dir, now)
-        names = [host_port(address)[0] for address in proxy.public_addresses]
-        chain, key = certificates.issue_server(ca_pem, ca_key, names, now=now)
-        chain_file, key_file = identity.save_server_certificate(self.config.state_dir, chain, key)
-        return tls.server_context(chain_file, key_file, protocols)
+            nursery.start_soon(self.admission.watch)
+            nursery.start_soon(certificate.keep)
+            await serve_links(listeners, certificate.context, self._serve_link)
 
     async def _watch_progress(self) -> None:
         while True:
@@ -109,6 +101,12 @@ class Proxy:
     # --- one connection -------------------------------------------------------------------
 
     async def _serve_link(self, link: Link, alpn: str, _host: str) -> None:
+        try:
+            await self._serve_peer(link, alpn)
+        finally:
+            self.admission.leave(link)
+
+    async def _serve_peer(self, link: Link, alpn: str) -> None:
         if alpn == m.ALPN_FORWARD:
             visitor = Visitor(self, link)
             await link.run(visitor.serve_stream)
@@ -126,28 +124,20 @@ class Proxy:
             hello = await control.receive()
             if not isinstance(hello, m.Hello):
                 raise PeerProtocolError(f"{type(hello).__name__} before hello", where=link.peer)
-            refusal = self._refusal(hello, role)
+            refusal = self.admission.admit(link, hello, role)
             if refusal is None:
                 return hello
             log.warning(
                 "link.refused", peer=link.peer, role=role, name=hello.name, reason=refusal.reason
             )
-            await control.send(refusal)
-            await trio.sleep(0.2)  # let the refusal arrive before the connection ends
+            await _refuse(link, control, refusal)
             return None
         log.warning("link.refused", peer=link.peer, role=role, reason="no hello in time")
         return None
 
-    def _refusal(self, hello: m.Hello, role: str) -> m.Refused | None:
-        if hello.protocol != m.PROTOCOL:
-            reason = f"protocol {hello.protocol} here meets protocol {m.PROTOCOL} at the proxy"
-            return m.Refused("version", reason)
-        facts = identity.check_token(self.config.state_dir, hello.token)
-        if facts is None or facts.run != hello.run:
-            return m.Refused("permanent", "the token is not valid for this run")
-        if facts.role != role or hello.role != role:
-            return m.Refused("permanent", f"the token is for a {facts.role}, not for a {role}")
-        return None
+    def _accepted(self, name: str, attempt: str, live: list[str]) -> m.Accepted:
+        addresses = self.config.proxy.public_addresses
+        return m.Accepted(name, attempt, PING_S, PING_DEADLINE_S, live, addresses)
 
     # --- replicas -------------------------------------------------------------------------
 
@@ -159,12 +149,33 @@ class Proxy:
         if hello is None:
             return
         run_ = self.run_named(hello.run)
+        run_.attempt_seen = max(run_.attempt_seen, hello.attempt_seen)
+        await self._end_ghost(run_, hello.instance)
         name, now = run_.free_name(hello.name), trio.current_time()
         replica = run_.fleet.join(name, hello.instance, hello.capacity, now)
         here = ReplicaLink(replica=replica, link=link, control=control)
-        link.authenticated(AUTHENTICATED, PING_S, PING_DEADLINE_S)
-        await control.send(m.Accepted(name, run_.attempt, PING_S, PING_DEADLINE_S, list(run_.live)))
         run_.links[name] = here
+        reason = "link ended"
+        try:
+            await self._keep_replica(run_, here, hello)
+        except LinkError as error:
+            reason = str(error)
+            raise
+        finally:
+            run_.leave(here, reason, trio.current_time())
+
+    async def _end_ghost(self, run_: ProxyRun, instance: str) -> None:
+        """The same process dials again before the loss of its old link was noticed."""
+        for ghost in list(run_.links.values()):
+            if ghost.replica.instance == instance:
+                run_.leave(ghost, "replaced by a newer link", trio.current_time())
+                await ghost.link.aclose("replaced by a newer link")
+
+    async def _keep_replica(self, run_: ProxyRun, here: ReplicaLink, hello: m.Hello) -> None:
+        """Accept, tell what the run is at, then listen until the link ends."""
+        link, control, name = here.link, here.control, here.replica.name
+        link.authenticated(AUTHENTICATED, PING_S, PING_DEADLINE_S)
+        await control.send(self._accepted(name, run_.attempt, run_.live))
         log.info(
             "replica.joined",
             run=run_.name,
@@ -172,23 +183,12 @@ class Proxy:
             peer=link.peer,
             version=hello.agent_version,
         )
-        reason = "link ended"
-        try:
-            if run_.finished:
-                await control.send(m.Finish(run_.finished))
-            for announce in list(run_.known.values())[-1:]:
-                await control.send(m.Announce(announce.adapter, announce.commit, run_.live))
-            if hello.engine is not None:
-                self._engine_up(run_, here, hello.engine)
-                replica.loaded = frozenset(hello.loaded)
-            run_.wake()
-            while True:
-                await self._from_replica(run_, here, await control.receive())
-        except LinkError as error:
-            reason = str(error)
-            raise
-        finally:
-            run_.leave(here, reason, trio.current_time())
+        if run_.finished:
+            await control.send(m.Finish(run_.finished))
+        for announce in list(run_.known.values())[-1:]:
+            await control.send(m.Announce(announce.adapter, announce.commit, run_.live))
+        while True:
+            await self._from_replica(run_, here, await control.receive())
 
     async def _from_replica(
         self, run_: ProxyRun, here: ReplicaLink, message: m.FromDialler
@@ -201,8 +201,7 @@ class Proxy:
                 here.engine = None
                 run_.note(replicas.engine_down(replica, reason, now))
             case m.Holdings(loaded=loaded):
-                replica.loaded = frozenset(loaded)
-                run_.wake()
+                run_.holds(replica.name, loaded, now)
             case m.Ack():
                 if message.ok:
                     replica.loaded |= {message.adapter.name}
@@ -236,25 +235,29 @@ class Proxy:
         await stream.respond(OK_RESPONSE)
         hello = await self._register(link, control, "trainer")
         if hello is None:
-            await link.aclose("refused")
             return
         run_ = self.run_named(hello.run)
         attempt = self._attempt(run_, hello)
         if attempt is None:
             reason = f"attempt {hello.attempt} was superseded by {run_.attempt}"
-            await control.send(m.Refused("permanent", reason))
+            await _refuse(link, control, m.Refused("permanent", reason))
             return
+        if run_.trainer is not None:  # its messages no longer count from here on
+            await run_.trainer.link.aclose(f"superseded by attempt {attempt}")
         run_.attempt, run_.finished = attempt, ""
         link.authenticated(AUTHENTICATED, PING_S, PING_DEADLINE_S)
-        await control.send(m.Accepted(hello.name, attempt, PING_S, PING_DEADLINE_S, run_.live))
-        run_.trainer = here = TrainerLink(instance=hello.instance, control=control)
+        await control.send(self._accepted(hello.name, attempt, run_.live))
+        run_.trainer = here = TrainerSeat(link=link, control=control)
         visitor.run = run_
         log.info("trainer.joined", run=run_.name, attempt=attempt, peer=link.peer)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_push_fleet, run_, control)
                 while True:
-                    await self._from_trainer(run_, control, await control.receive(), nursery)
+                    message = await control.receive()
+                    if run_.trainer is not here:
+                        raise LinkClosedError(f"superseded by attempt {run_.attempt}")
+                    await self._from_trainer(run_, control, message, nursery)
         finally:
             if run_.trainer is here:
                 run_.trainer = None
@@ -269,8 +272,9 @@ class Proxy:
                 number = parse_attempt(hello.attempt).number
             except ValueError as error:
                 raise PeerProtocolError(str(error), where=f"trainer of run {run_.name}") from error
-            return hello.attempt if number >= highest else None
-        number = identity.next_attempt(self.config.state_dir, run_.name, seen=highest)
+            other = run_.attempt not in ("", hello.attempt) and number == highest
+            return hello.attempt if number >= highest and not other else None
+        number = identity.next_attempt(self.config.state_dir, run_.name, seen=run_.attempt_seen)
         run_.known.clear()
         run_.live.clear()
         run_.syncs.clear()
@@ -289,8 +293,6 @@ class Proxy:
                 nursery.start_soon(_follow_sync, run_, control, message.adapter, sync)
             case m.Retired():
                 await run_.retire(message)
-            case m.Metrics() | m.RunEvent():
-                log.debug("trainer.event", run=run_.name, message=type(message).__name__)
             case m.RunEnded(ok=ok, reason=reason):
                 log.info("run.ended", run=run_.name, ok=ok, reason=reason)
                 if ok:
@@ -322,6 +324,12 @@ class Visitor:
         else:
             await stream.respond(NOT_FOUND_RESPONSE)
             await stream.end()
+
+
+async def _refuse(link: Link, control: ProxyChannel, refusal: m.Refused) -> None:
+    """Say so and close; closing sends what is queued first."""
+    await control.send(refusal)
+    await link.aclose("refused")
 
 
 async def _refuse_stream(stream: LinkStream) -> None:

@@ -14,6 +14,8 @@ from typing import Final
 import trio
 
 from asyncgrpo_agent.core import replicas
+from asyncgrpo_agent.core.adapters import parse_name
+from asyncgrpo_agent.core.replicas import State
 from asyncgrpo_agent.core.routing import Candidate, Choice
 from asyncgrpo_agent.errors import LinkError
 from asyncgrpo_agent.logs import Log
@@ -27,6 +29,8 @@ from asyncgrpo_agent.wire.headers import OK_RESPONSE, ROLLOUT_REQUEST
 log = Log(__name__)
 
 MAX_REQUEST_BYTES: Final = 16 << 20
+MAX_FAILURES: Final = 6  # after so many the answer of the last replica is passed on
+RETRY_S: Final = 0.5
 _INTERNAL_ERROR: Final = 2  # RFC 9113, 7: the answer broke off, the request may have run
 _RETRY_STATUSES: Final = frozenset({500, 502, 503})
 
@@ -39,6 +43,7 @@ class Request:
     body: bytes
     deadline: float
     tried: frozenset[str] = frozenset()
+    failures: int = 0
 
     @property
     def tokens(self) -> int:
@@ -92,7 +97,13 @@ async def _answer(run: ProxyRun, stream: LinkStream, request: Request, queue_lim
             replica=target.replica.name,
             reason=failure,
         )
-        request = replace(request, tried=request.tried | {target.replica.name})
+        request = replace(
+            request,
+            tried=request.tried | {target.replica.name},
+            failures=request.failures + 1,
+        )
+        if request.failures > 1:  # it may be the request's own fault: spare the others
+            await trio.sleep(min(RETRY_S * request.failures, request.deadline))
 
 
 async def _try(
@@ -110,10 +121,18 @@ async def _try(
     try:
         async with await target.link.open(ROLLOUT_REQUEST) as upstream:
             await _send_request(upstream, request)
-            await upstream.response()
-            answer, rest = await read_envelope(upstream, ROLLOUT_ANSWER)
+            with target.answer_awaited() as scope:
+                await upstream.response()
+                answer, rest = await read_envelope(upstream, ROLLOUT_ANSWER)
+            if scope.cancelled_caught:
+                ok = None  # it is SUSPECT already
+                return "its engine hangs"
             ok = answer.status < 500
-            if answer.status in _RETRY_STATUSES:
+            if answer.status == 404 and answer.hop == "vllm":
+                replica.loaded -= {request.envelope.model}  # unloaded while this was on its way
+                ok = None
+                return "it no longer holds the adapter"
+            if answer.status in _RETRY_STATUSES and request.failures < MAX_FAILURES:
                 return f"{answer.hop or 'replica'} answered {answer.status}: {answer.reason}"
             begun = True
             await stream.send(framing.encode(answer) + rest)
@@ -148,6 +167,8 @@ async def _send_request(upstream: LinkStream, request: Request) -> None:
 
 async def _place(run: ProxyRun, request: Request, queue_limit: int) -> ReplicaLink:
     """The replica for this rollout, waiting for one if need be."""
+    if trio.current_time() >= request.deadline:
+        raise NotPlacedError(_refusal(504, f"no replica answered for {request.envelope.model}"))
     choice = _choose(run, request)
     if choice is None:
         if run.holding.waiting >= queue_limit:
@@ -180,13 +201,14 @@ async def _make_servable(run: ProxyRun, model: str) -> None:
     engine = run.engine()
     if engine is not None and model == engine.base_model:
         return
-    if any(model in replica.loaded for replica in run.fleet):
+    if any(_serves(link, model) and _is_ready(link) for link in run.links.values()):
         return
     if model in run.known:
         await run.ask_for(model)
         return
-    if engine is None and not run.links:
-        return  # nothing is known yet: a proxy that has just restarted hears it from the agents
+    parts = parse_name(model)
+    if (engine is None and not run.links) or (parts is not None and parts.attempt == run.attempt):
+        return  # a proxy that has just restarted hears of it from the agents soon
     raise NotPlacedError(
         _refusal(404, f"{model!r} is neither an adapter of run {run.name} nor its base model")
     )
@@ -217,6 +239,10 @@ def _choose(run: ProxyRun, request: Request) -> Choice | None:
         ],
         request.envelope.blocks,
     )
+
+
+def _is_ready(link: ReplicaLink) -> bool:
+    return link.replica.state is State.READY
 
 
 def _serves(link: ReplicaLink, model: str) -> bool:

@@ -7,8 +7,10 @@ must not touch sockets or parse bodies.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,6 +30,7 @@ from asyncgrpo_agent.wire import messages as m
 log = Log(__name__)
 
 TELL_S: Final = 1.0
+ASK_EVERY_S: Final = 5.0
 
 ProxyChannel = ControlChannel[m.FromAcceptor, m.FromDialler]
 
@@ -40,13 +43,28 @@ class ReplicaLink:
     link: Link
     control: ProxyChannel
     engine: m.EngineFacts | None = None
+    _awaited: set[trio.CancelScope] = field(default_factory=set)
+
+    @contextmanager
+    def answer_awaited(self) -> Iterator[trio.CancelScope]:
+        """A block that is cancelled when the replica's engine is found to hang."""
+        with trio.CancelScope() as scope:
+            self._awaited.add(scope)
+            try:
+                yield scope
+            finally:
+                self._awaited.discard(scope)
+
+    def give_up_on_answers(self) -> None:
+        for scope in self._awaited:
+            scope.cancel()
 
 
 @dataclass(slots=True, kw_only=True)
-class TrainerLink:
-    """The trainer's agent."""
+class TrainerSeat:
+    """The trainer's agent; there is one, that of the newest attempt."""
 
-    instance: str
+    link: Link
     control: ProxyChannel
 
 
@@ -78,13 +96,15 @@ class ProxyRun:
 
     name: str
     attempt: str = ""
+    attempt_seen: int = 0  # the highest that a replica has met, also under an earlier proxy
     fleet: Fleet = field(default_factory=Fleet)
     links: dict[str, ReplicaLink] = field(default_factory=dict)
-    trainer: TrainerLink | None = None
+    trainer: TrainerSeat | None = None
     router: PrefixRouter = field(default_factory=PrefixRouter)
     known: dict[str, m.Announce] = field(default_factory=dict)  # by physical name
     live: list[str] = field(default_factory=list)
     syncs: dict[str, Sync] = field(default_factory=dict)
+    asked_at: dict[str, float] = field(default_factory=dict)  # by physical name
     holding: Holding = field(default_factory=Holding)
     routed: Counter[str] = field(default_factory=Counter)
     retried: int = 0
@@ -147,6 +167,9 @@ class ProxyRun:
             after=transition.after.value,
             reason=transition.reason,
         )
+        link = self.links.get(transition.replica)
+        if transition.after is State.SUSPECT and link is not None and link.replica.hangs:
+            link.give_up_on_answers()
         self.wake()
 
     def leave(self, gone: ReplicaLink, reason: str, now: float) -> None:
@@ -190,17 +213,34 @@ class ProxyRun:
             if name not in self.live:
                 del self.known[name]
                 self.syncs.pop(name, None)
+                self.asked_at.pop(name, None)
 
     async def retire(self, message: m.Retired) -> None:
         self._set_live(message.live)
         await self.tell_replicas(m.Retire(message.names, message.live))
 
     async def ask_for(self, name: str) -> None:
-        """A rollout names a retired adapter that nobody holds: have it loaded again."""
+        """A rollout names an adapter that no ready replica holds: have it loaded again.
+
+        It may be retired, or its only holders are gone; replicas load the newest by themselves and
+        older ones when they are asked. Asked again now and then, for replicas come and go.
+        """
+        now = trio.current_time()
+        if now - self.asked_at.get(name, -math.inf) < ASK_EVERY_S:
+            return
+        self.asked_at[name] = now
         announce = self.known[name]
         if name not in self.live:
             self.live = [name, *self.live]
-            await self.tell_replicas(m.Announce(announce.adapter, announce.commit, self.live))
+        await self.tell_replicas(m.Announce(announce.adapter, announce.commit, self.live))
+
+    def holds(self, name: str, loaded: list[str], now: float) -> None:
+        """A replica's whole list: also what it loaded while its link was down counts."""
+        self.fleet.replicas[name].loaded = frozenset(loaded)
+        for adapter in loaded:
+            if adapter in self.syncs:
+                self.syncs[adapter].ack(name, now)
+        self.wake()
 
     async def ack(self, name: str, ack: m.Ack, now: float) -> None:
         """A replica loaded an adapter or refused it."""
@@ -259,7 +299,7 @@ class ProxyRun:
         )
 
 
-async def _tell(links: Iterable[ReplicaLink | TrainerLink], message: m.FromAcceptor) -> None:
+async def _tell(links: Iterable[ReplicaLink | TrainerSeat], message: m.FromAcceptor) -> None:
     """Send to each; a link that is just ending misses it and will catch up by itself.
 
     Whoever asked for it may go away meanwhile, which must not leave some of them untold. Sending

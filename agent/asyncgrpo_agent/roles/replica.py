@@ -32,6 +32,7 @@ from asyncgrpo_agent.net.control import FROM_ACCEPTOR, ROLLOUT, ControlChannel, 
 from asyncgrpo_agent.net.link import Link, LinkStream
 from asyncgrpo_agent.procs import vllm
 from asyncgrpo_agent.roles.registration import (
+    ProxyAddresses,
     host_name,
     load_join,
     new_instance,
@@ -121,12 +122,14 @@ class ReplicaAgent:
     hurry: trio.Event = field(default_factory=trio.Event)
     stop_reason: str = ""
     in_flight: int = 0
+    _link: Link | None = None
     _control: Channel | None = None
     _idle: trio.Event = field(default_factory=trio.Event)
     _state_changed: trio.Event = field(default_factory=trio.Event)
 
     def __post_init__(self) -> None:
         self.instance = new_instance()
+        self.addresses = ProxyAddresses(self.config, self.join)
         self.engine = EngineHost(self.config, self.spec, self.digest, self._engine_changed)
         self.loader = Loader(self.config, self.join, self.engine, self.tell)
 
@@ -158,12 +161,14 @@ class ReplicaAgent:
                 nursery.cancel_scope.cancel()
         if self.in_flight:
             log.warning("replica.cut", in_flight=self.in_flight)
+        if self._link is not None:
+            await self._link.aclose(self.stop_reason)  # sends what is still queued
 
     # --- the link -------------------------------------------------------------------------
 
     async def _stay_registered(self) -> None:
         await stay_registered(
-            self.config, self.join, role="replica", serve=self._serve_link, rng=SystemRandom()
+            self.addresses, self.join, role="replica", serve=self._serve_link, rng=SystemRandom()
         )
 
     async def _serve_link(self, link: Link) -> None:
@@ -204,9 +209,7 @@ class ReplicaAgent:
                 agent_version=__version__,
                 token=self.join.token,
                 capacity=self.config.replica.capacity,
-                engine=self.engine.facts,
-                loaded=list(self.loader.loaded),
-                attempt=self.loader.attempt,
+                attempt_seen=self.loader.high_water.value[0],
             )
         )
         answer = await control.receive()
@@ -215,17 +218,19 @@ class ReplicaAgent:
         if not isinstance(answer, m.Accepted):
             raise PeerProtocolError(f"{type(answer).__name__} before accept", where=link.peer)
         link.authenticated(AUTHENTICATED, answer.ping_s, answer.ping_deadline_s)
+        self.addresses.remember(answer.addresses)
         log.info("link.up", proxy=link.peer, name=answer.name)
         self.loader.accept(answer.attempt, answer.live)
-        self._control = control
+        self._link, self._control = link, control
         notifier.ready()
         try:
-            if self.engine.facts is None:
-                await control.send(m.EngineDown(self.engine.reason))
+            # Only now, so that nothing that happens during the registration is missed.
+            await self._tell_engine()
+            await control.send(m.Holdings(list(self.loader.loaded)))
             while True:
                 self._obey(await control.receive())
         finally:
-            self._control = None
+            self._link = self._control = None
 
     def _obey(self, message: m.FromAcceptor) -> None:
         match message:
@@ -258,11 +263,12 @@ class ReplicaAgent:
         while True:
             await self._state_changed.wait()
             self._state_changed = trio.Event()
-            facts = self.engine.facts
             notifier.status(self.engine.reason)
-            await self.tell(
-                m.EngineDown(self.engine.reason) if facts is None else m.EngineUp(facts)
-            )
+            await self._tell_engine()
+
+    async def _tell_engine(self) -> None:
+        facts = self.engine.facts
+        await self.tell(m.EngineDown(self.engine.reason) if facts is None else m.EngineUp(facts))
 
     async def _report_progress(self) -> None:
         """vLLM's own counters, which tell a long rollout from a hung engine."""

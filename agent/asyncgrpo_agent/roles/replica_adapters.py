@@ -41,9 +41,19 @@ log = Log(__name__)
 
 ROUND_EVERY_S: Final = 5.0  # a missed event costs at most this
 RETRY_S: Final = 1.0
+MAX_RETRY_S: Final = 30.0
 ALREADY_LOADED: Final = 400
 POLL_S: Final = 1.0  # on mounts, where a change of another host raises no event
 KEPT_COMMITS: Final = 64
+
+
+@dataclass
+class Retry:
+    """An adapter that could not be brought in: when to try again, and what was said of it."""
+
+    at: float
+    delay_s: float
+    reason: str
 
 
 @dataclass
@@ -67,6 +77,7 @@ class Loader:
     _unloaded: set[str] = field(default_factory=set)  # before the last load
     _unloaded_now: set[str] = field(default_factory=set)  # since
     _given: set[str] = field(default_factory=set)  # digests that this vLLM was ever given
+    _retries: dict[str, Retry] = field(default_factory=dict)  # by physical name
     _noticed_at: dict[str, float] = field(default_factory=dict)  # by physical name
 
     def __post_init__(self) -> None:
@@ -81,11 +92,15 @@ class Loader:
     def accept(self, attempt: str, live: list[str]) -> None:
         """The proxy took this replica; `attempt` is empty while no trainer has come."""
         if attempt:
-            self._enter(attempt)
-            self.live = live
+            is_new = self._enter(attempt)
+            if live or is_new:  # a proxy that has just restarted knows of none yet
+                self.live = live
         self.wake()
 
     def announced(self, message: m.Announce) -> None:
+        if self._is_superseded(message.adapter.attempt):
+            log.warning("attempt.superseded", announced=message.adapter.attempt, now=self.attempt)
+            return
         self._enter(message.adapter.attempt)
         self.live = message.live
         if message.adapter.name not in self.loaded:
@@ -115,12 +130,29 @@ class Loader:
     def wake(self) -> None:
         self._wake.set()
 
-    def _enter(self, attempt: str) -> None:
-        if attempt != self.attempt:
-            log.info("attempt.entered", attempt=attempt, before=self.attempt or "none")
-            self.attempt = attempt
-            self._asked.clear()
-            self._commits.clear()
+    def _is_superseded(self, attempt: str) -> bool:
+        """A trainer of an older attempt may still write and announce; nothing loads it."""
+        if not self.attempt:
+            return False
+        return decide.parse_attempt(attempt).number < decide.parse_attempt(self.attempt).number
+
+    def _enter(self, attempt: str) -> bool:
+        """Whether this is another attempt than before."""
+        if attempt == self.attempt:
+            return False
+        log.info("attempt.entered", attempt=attempt, before=self.attempt or "none")
+        if decide.parse_attempt(attempt).number < self.high_water.value[0]:
+            log.error(
+                "attempt.too_old",
+                attempt=attempt,
+                loaded_before=self.high_water.value[0],
+                fix="This host has served a later attempt; was the proxy's state lost?",
+            )
+        self.attempt = attempt
+        self._asked.clear()
+        self._commits.clear()
+        self._retries.clear()
+        return True
 
     # --- rounds ---------------------------------------------------------------------------
 
@@ -128,17 +160,22 @@ class Loader:
         """Rounds for ever, one after a wake-up or a timer."""
         self._on_disk = await trio.to_thread.run_sync(staging.clean, self.staging_folder)
         while True:
-            with trio.move_on_after(ROUND_EVERY_S):
+            with trio.move_on_after(self._pause_s()):
                 await self._wake.wait()
             self._wake = trio.Event()
             if self.engine.facts is None or not self.attempt:
                 continue
             try:
                 await self._round()
-            except (StoreError, EngineError) as error:
-                log.warning("adapters.round_failed", reason=str(error), retryable=error.retryable)
+            except (StoreError, EngineError, OSError) as error:
+                log.warning("adapters.round_failed", reason=str(error))
                 await trio.sleep(RETRY_S)
                 self.wake()
+
+    def _pause_s(self) -> float:
+        now = trio.current_time()
+        due_s = [retry.at - now for retry in self._retries.values() if retry.at > now]
+        return min([ROUND_EVERY_S, *due_s])
 
     async def watch(self) -> None:
         """For ever: a change in the bucket wakes the rounds."""
@@ -150,14 +187,13 @@ class Loader:
 
     async def _round(self) -> None:
         """Compare and act until nothing is left to do."""
-        failed: set[str] = set()
         while True:
             await self._look_at_engine()
             listed = await self._list()
             decisions = decide.plan_reconcile(
                 run=self.join.run,
                 attempt=self.attempt,
-                listed=[row for row in listed if row[0].name not in failed],
+                listed=[row for row in listed if not self._waits(row[0].name)],
                 staged=self._on_disk,
                 loaded=self.loaded,
                 in_use=set(self.in_use) | self._asked,
@@ -169,7 +205,7 @@ class Loader:
             )
             todo = [d for d in decisions if not isinstance(d, decide.RemoveStaged)]
             for decision in todo or decisions:
-                await self._perform(decision, failed)
+                await self._perform(decision)
             if not todo:
                 return
 
@@ -183,6 +219,7 @@ class Loader:
 
     async def _list(self) -> list[Listed]:
         """The commits of this attempt that matter: the newest, and the live ones."""
+        self.mount.check()  # an unmounted bucket looks like an empty folder
         wanted = {p.version for name in self.live if (p := decide.parse_name(name)) is not None}
         mark = self.high_water.value
         same = decide.parse_attempt(self.attempt).number == mark[0]
@@ -249,27 +286,45 @@ class Loader:
 
     # --- acting ---------------------------------------------------------------------------
 
-    async def _perform(self, decision: decide.Decision, failed: set[str]) -> None:
+    def _waits(self, name: str) -> bool:
+        retry = self._retries.get(name)
+        return retry is not None and trio.current_time() < retry.at
+
+    async def _put_off(self, adapter: AdapterId, reason: str) -> None:
+        """Try this adapter again later; others go on. The proxy hears each reason once."""
+        known = self._retries.get(adapter.name)
+        delay_s = min(2 * known.delay_s, MAX_RETRY_S) if known else RETRY_S
+        self._retries[adapter.name] = Retry(trio.current_time() + delay_s, delay_s, reason)
+        if known is None or known.reason != reason:
+            log.warning("adapter.put_off", adapter=adapter.name, reason=reason)
+            await self._ack(adapter, ok=False, reason=reason, phases_s={})
+
+    async def _perform(self, decision: decide.Decision) -> None:
         log.debug("adapters.step", step=type(decision).__name__, reason=decision.reason)
         match decision:
             case decide.Stage(adapter=adapter, key=key):
                 await self._stage(adapter, key)
             case decide.Load(adapter=adapter):
-                await self._load(adapter, failed)
+                await self._load(adapter)
             case decide.Unload(name=name):
                 await self._unload(name)
             case decide.RemoveStaged(digest=digest):
                 await trio.to_thread.run_sync(staging.remove, self.staging_folder, digest)
                 self._staged.pop(digest, None)
                 self._on_disk.discard(digest)
+                gone = [n for n in self._unloaded if n.endswith(digest[:12])]
+                self._unloaded.difference_update(gone)
 
     async def _stage(self, adapter: AdapterId, key: str) -> None:
+        commit = self._commits.get(key)
+        if commit is None:  # another attempt was entered meanwhile
+            return
         try:
             staged = await trio.to_thread.run_sync(
                 partial(
                     staging.stage,
                     self.run_folder,
-                    self._commits[key],
+                    commit,
                     self.staging_folder,
                     max_rank=self.config.engine.max_lora_rank,
                     listing=self.listing,
@@ -280,30 +335,36 @@ class Loader:
             self._refuse(key, str(error))
             await self._ack(adapter, ok=False, reason=str(error), phases_s={})
             return
+        except StoreError as error:
+            await self._put_off(adapter, str(error))
+            return
         self._staged[adapter.digest] = staged
         self._on_disk.add(adapter.digest)
 
-    async def _load(self, adapter: AdapterId, failed: set[str]) -> None:
+    async def _load(self, adapter: AdapterId) -> None:
         if adapter.digest not in self._staged:  # left by an earlier start: verify it again
             self._on_disk.discard(adapter.digest)
             return
         staged, began = self._staged[adapter.digest], trio.current_time()
         self._given.add(adapter.digest)
+        said = ""
         try:
             await self.engine.client.load_adapter(adapter.name, str(staged.path))
         except EngineError as error:
             if error.status != ALREADY_LOADED:
-                failed.add(adapter.name)
-                await self._ack(adapter, ok=False, reason=str(error), phases_s={})
-                raise
+                await self._put_off(adapter, str(error))
+                return
+            said = str(error)
         now = trio.current_time()
         roots = {row.id: row.root for row in await self.engine.client.models()}
         if roots.get(adapter.name) != str(staged.path):
-            failed.add(adapter.name)
-            reason = f"vLLM lists {roots.get(adapter.name)!r} for it, not the staged folder"
-            await self._ack(adapter, ok=False, reason=reason, phases_s={})
+            listed = f"vLLM lists {roots.get(adapter.name)!r} for it, not the staged folder"
+            await self._put_off(adapter, f"{said}; {listed}" if said else listed)
             return
+        if self.config.replica.warm_up:
+            await self.engine.client.probe(adapter.name)
         self._asked.discard(adapter.name)
+        self._retries.pop(adapter.name, None)
         self._unloaded |= self._unloaded_now
         self._unloaded_now.clear()
         self._unloaded.discard(adapter.name)
@@ -314,6 +375,8 @@ class Loader:
         await self._ack(adapter, ok=True, reason="", phases_s=phases_s)
 
     async def _unload(self, name: str) -> None:
+        if name in self.in_use:  # a rollout came for it meanwhile
+            return
         try:
             await self.engine.client.unload_adapter(name)
         except EngineError as error:

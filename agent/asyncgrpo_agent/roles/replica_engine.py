@@ -1,8 +1,8 @@
 """The replica's vLLM: started, watched until it answers a completion, restarted with backoff.
 
 Ready means that one completion with log-probabilities came back, because vLLM says that it is
-healthy long before. While it is not ready nothing is sent to it. A vLLM that never came up, three
-times in a row, ends the agent with the reason: a restart would not help.
+healthy long before. While it is not ready nothing is sent to it. A vLLM that never came up ends the
+agent with the reason: a restart would not help.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ log = Log(__name__)
 
 PROBE_EVERY_S: Final = 0.5
 STOP_VLLM_S: Final = 10.0
-STABLE_S: Final = 60.0
 
 
 @dataclass
@@ -123,8 +122,9 @@ class EngineHost:
                 await self.client.probe(name)
                 return self._facts(await self.client.server_info(), await self.client.version())
             except EngineError as error:
-                if error.status:  # without one, nothing listens yet
-                    self.reason = f"vLLM is starting: {error.what[:200]}"
+                reason = f"vLLM is starting: {error.what[:200]}"
+                if error.status and reason != self.reason:  # without one, nothing listens yet
+                    self._set(None, reason)
             await trio.sleep(PROBE_EVERY_S)
 
     def _facts(self, info: dict[str, Any], version: str) -> m.EngineFacts:

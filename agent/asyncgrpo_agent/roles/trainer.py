@@ -7,7 +7,6 @@ to go. A signal stops TRL first, so that nothing it writes is cut.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -20,18 +19,19 @@ import trio
 
 from asyncgrpo_agent.config.sections import Config, host_port
 from asyncgrpo_agent.core.join import Join
-from asyncgrpo_agent.errors import ChildExitedError, ChildNotReadyError, ConfigError
+from asyncgrpo_agent.errors import AgentError, ChildNotReadyError, ConfigError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.gateway import CompletedRollout, Gateway
 from asyncgrpo_agent.net.link import Link
-from asyncgrpo_agent.procs import child, trl
 from asyncgrpo_agent.roles.registration import (
+    ProxyAddresses,
     host_name,
     load_join,
     new_instance,
     stay_registered,
 )
 from asyncgrpo_agent.roles.trainer_adapters import Adapters
+from asyncgrpo_agent.roles.trainer_job import run_folder, run_job, write_job
 from asyncgrpo_agent.roles.trainer_link import TrainerLink
 from asyncgrpo_agent.sdnotify import Notifier
 from asyncgrpo_agent.store.history import History
@@ -42,9 +42,8 @@ log = Log(__name__)
 notifier = Notifier.from_environment(os.environ)
 
 TELL_WAITING_S: Final = 10.0
-STOP_TRL_S: Final = 15.0
-TRL_PATIENCE_S: Final = 15
 FAREWELL_S: Final = 2.0
+LAST_WORD_S: Final = 60.0
 
 
 def run(config: Config) -> int:
@@ -53,7 +52,7 @@ def run(config: Config) -> int:
 
 
 def history_file(config: Config, run_name: str) -> Path:
-    return config.state_dir / "trainer" / run_name / "history.jsonl"
+    return run_folder(config, run_name) / "history.jsonl"
 
 
 async def _main(config: Config) -> int:
@@ -67,12 +66,14 @@ async def _main(config: Config) -> int:
     digest = await trio.to_thread.run_sync(model_digest, Path(config.model.path))
     with History(history_file(config, join.run)) as history:
         agent = TrainerAgent(config, join, digest, history)
-        with trio.CancelScope() as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_stop_on_signal, scope, agent)
-                await agent.run()
-                nursery.cancel_scope.cancel()
-        agent.record("ended", ok=agent.succeeded, reason=agent.outcome)
+        try:
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_stop_on_signal, scope, agent)
+                    await agent.run()
+                    nursery.cancel_scope.cancel()
+        finally:
+            agent.record("ended", ok=agent.succeeded, reason=agent.outcome or "failed, see its log")
     return 0 if agent.succeeded or agent.stopping else 1
 
 
@@ -108,8 +109,15 @@ class TrainerAgent:
         instance = new_instance()
         rng = SystemRandom()
         self._rng = rng
+        self.addresses = ProxyAddresses(self.config, self.join)
         self.link = TrainerLink(
-            self.join, instance, host_name(self.config), rng, self._on_message, self._on_registered
+            self.join,
+            instance,
+            host_name(self.config),
+            rng,
+            self._on_message,
+            self._on_registered,
+            self.addresses.remember,
         )
         self.adapters = Adapters(self.config, self.join, self.link, self.digest, self.record)
         self.gateway = Gateway(
@@ -127,7 +135,7 @@ class TrainerAgent:
             nursery.start_soon(self._stay_registered)
             nursery.start_soon(self.adapters.retire_idle)
             await nursery.start(self._serve_gateway, listeners)
-            job = self._write_job(url)
+            job = write_job(self.config, self.join.run, url)
             async with trio.open_nursery() as first:
                 first.start_soon(self._check_job, job)
                 first.start_soon(self._wait_for_replicas)
@@ -140,6 +148,11 @@ class TrainerAgent:
             notifier.ready()
             try:
                 await self._train(job)
+                with trio.move_on_after(LAST_WORD_S):  # replicas wait for the word that it is over
+                    await self.link.registered()
+            except BaseException as error:
+                self.outcome = self.outcome or _first_words(error)
+                raise
             finally:
                 with trio.move_on_after(FAREWELL_S, shield=True):
                     self._record_totals()
@@ -149,7 +162,7 @@ class TrainerAgent:
 
     async def _stay_registered(self) -> None:
         await stay_registered(
-            self.config, self.join, role="trainer", serve=self._serve_link, rng=self._rng
+            self.addresses, self.join, role="trainer", serve=self._serve_link, rng=self._rng
         )
 
     async def _serve_link(self, link: Link) -> None:
@@ -178,38 +191,10 @@ class TrainerAgent:
 
     # --- before TRL -----------------------------------------------------------------------
 
-    def _write_job(self, url: str) -> Path:
-        """All that the engine-side child needs, as a file."""
-        config, train = self.config, self.config.train
-        job = {
-            "model": config.model.path,
-            "trust_remote_code": config.model.trust_remote_code,
-            "dataset": train.dataset,
-            "rewards": train.rewards,
-            "python_path": train.python_path,
-            "output_dir": str(config.output_dir / self.join.run),
-            "gateway": url,
-            # TRL must not give up on a rollout before the fleet does.
-            "grpo": {
-                **train.passthrough,
-                "request_timeout": config.trainer.request_timeout_s + TRL_PATIENCE_S,
-            },
-            "lora": train.lora,
-            "eval": {
-                "dataset": train.eval.dataset,
-                "samples": train.eval.samples,
-                "max_tokens": train.eval.max_tokens,
-            },
-        }
-        path = config.state_dir / "trainer" / self.join.run / "job.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(job, indent=1))
-        return path
-
     async def _check_job(self, job: Path) -> None:
         """Find what cannot work while vLLM is still loading. Raises ConfigError."""
         self.record("phase", phase="checking")
-        await self._run_child("check", job, check=True)
+        await run_job(self.config, job, check=True)
         log.info("train.checked")
 
     async def _wait_for_replicas(self) -> None:
@@ -243,42 +228,9 @@ class TrainerAgent:
         self._stepped_at = trio.current_time()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_stall)
-            await self._run_child("train", job, check=False)
+            await run_job(self.config, job, check=False)
             nursery.cancel_scope.cancel()
         self.succeeded, self.outcome = True, "training finished"
-
-    async def _run_child(self, name: str, job: Path, *, check: bool) -> None:
-        """One engine-side child to its end. Raises ConfigError or ChildExitedError."""
-        config = self.config
-        argv, additions = trl.train_command(
-            config.engine.python,
-            job,
-            check=check,
-            python_path=config.train.python_path,
-            scratch=job.parent,
-        )
-        log_file = config.state_dir / "trainer" / self.join.run / f"{name}.log"
-        async with child.started(
-            name,
-            argv,
-            env=child.inherited({**additions, **config.engine.env}),
-            log_file=log_file,
-            grace_s=STOP_TRL_S,
-        ) as process:
-            code = await process.wait()
-        if code == 0:
-            return
-        problem = trl.config_error(code, process.tail())
-        if problem is not None:
-            raise problem
-        self.outcome = f"{name} ended with {code}"
-        raise ChildExitedError(
-            f"the engine-side child {name} ended with exit code {code}",
-            returncode=code,
-            tail=process.tail(),
-            where=str(log_file),
-            fix=f"Its last lines:\n{process.tail()}",
-        )
 
     async def _watch_stall(self) -> None:
         """No step for `stall_s` while replicas are ready means that TRL hangs."""
@@ -398,3 +350,10 @@ class TrainerAgent:
         self.record(kind, **fields)
         if kind == "phase":
             log.info("train.phase", phase=event.get("phase"))
+
+
+def _first_words(error: BaseException) -> str:
+    """What the replicas and the history are told of an error."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error.what if isinstance(error, AgentError) else type(error).__name__

@@ -85,7 +85,8 @@ class Adapters:
         self._forget_oldest()
 
     async def _write(self, trl_name: str, folder: Path) -> m.Published:
-        await self.link.registered()
+        if not self.link.attempt:
+            await self.link.registered()
         match = _VERSION.search(trl_name)
         version = int(match.group(1)) if match else len(self.known)
         private_key = self.join.run_private_key

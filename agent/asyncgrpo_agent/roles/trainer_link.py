@@ -17,7 +17,7 @@ import trio
 
 from asyncgrpo_agent import __version__
 from asyncgrpo_agent.core.join import Join
-from asyncgrpo_agent.errors import LinkError, PeerProtocolError, RegistrationRefusedError
+from asyncgrpo_agent.errors import LinkError, PeerProtocolError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.control import (
     FROM_ACCEPTOR,
@@ -52,6 +52,7 @@ class TrainerLink:
     rng: Random
     on_message: Callable[[m.FromAcceptor], None]
     on_registered: Callable[[], Awaitable[None]]
+    on_addresses: Callable[[list[str]], None]
     attempt: str = ""
     resent: int = 0
     _leaving: bool = False
@@ -86,7 +87,8 @@ class TrainerLink:
                 if not self._leaving:  # else the goodbye is still on its way out
                     raise
             finally:
-                self._up = trio.Event()
+                if self._up.is_set():  # else somebody may be waiting for this very event
+                    self._up = trio.Event()
                 self._link = self._control = None
 
     async def _register(self, link: Link) -> Channel:
@@ -110,6 +112,7 @@ class TrainerLink:
             raise PeerProtocolError(f"{type(answer).__name__} before accept", where=link.peer)
         link.authenticated(AUTHENTICATED, answer.ping_s, answer.ping_deadline_s)
         self.attempt = answer.attempt
+        self.on_addresses(answer.addresses)
         return control
 
     async def tell(self, message: m.FromDialler) -> bool:
@@ -118,8 +121,6 @@ class TrainerLink:
             return False
         try:
             await self._control.send(message)
-        except RegistrationRefusedError:
-            raise
         except LinkError:
             return False
         return True

@@ -3,29 +3,16 @@
     <state>/proxy/{ca.pem,ca.key,server.pem,server.key}   tokens.json   attempts.json
     <state>/runs/<name>/{run.key,run.pub}                 raw Ed25519 keys in hex
 
-Secrets are files of mode 0600 in folders of mode 0700; one that others can read is refused. Every
-file is replaced in one step, so a crash leaves the old or the new one. What is read, changed and
-written back is locked meanwhile, because commands run beside the proxy and beside each other.
-
-Tokens are random 256-bit values of which only the sha256 is stored. A slow hash would add nothing:
-it protects secrets that can be guessed, and these cannot.
+Secrets are files of mode 0600 in folders of mode 0700; one that others can read is refused.
+`store.private_files` says how they are written, `store.tokens` what is known of a token.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import hmac
-import json
-import os
-import secrets
-import stat
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -35,18 +22,17 @@ from asyncgrpo_agent.core.adapters import is_run_name
 from asyncgrpo_agent.core.join import Join, JoinRole, encode
 from asyncgrpo_agent.errors import ConfigError
 from asyncgrpo_agent.store.certificates import make_ca
+from asyncgrpo_agent.store.private_files import (
+    locked,
+    private_folder,
+    read_json,
+    read_secret,
+    write,
+    write_json,
+)
+from asyncgrpo_agent.store.tokens import create_token
 
-TOKEN_BYTES: Final = 32
 KEY_BYTES: Final = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenFacts:
-    """What a token allows: one role in one run."""
-
-    role: str
-    run: str
-    created_unix_s: float
 
 
 # --- the proxy's certificate authority -------------------------------------------------------
@@ -54,22 +40,22 @@ class TokenFacts:
 
 def ensure_ca(state_dir: Path, now: datetime) -> tuple[bytes, bytes]:
     """The CA's certificate and key, PEM; made on first use."""
-    folder = _folder(state_dir / "proxy")
+    folder = private_folder(state_dir / "proxy")
     certificate, key = folder / "ca.pem", folder / "ca.key"
-    with _locked(folder):
+    with locked(folder):
         # A lost key is an error, not a new CA: every join line carries the old certificate.
         if not certificate.exists():
             made, made_key = make_ca("asyncgrpo-agent proxy CA", now=now)
-            _write(key, made_key)
-            _write(certificate, made)  # last: its presence says that both were there
-    return certificate.read_bytes(), _read_secret(key)
+            write(key, made_key)
+            write(certificate, made)  # last: its presence says that both were there
+    return certificate.read_bytes(), read_secret(key)
 
 
 def save_server_certificate(state_dir: Path, chain: bytes, key: bytes) -> tuple[Path, Path]:
     """Keep the listener's certificate where OpenSSL can read it; gives both paths."""
-    folder = _folder(state_dir / "proxy")
-    _write(folder / "server.pem", chain)
-    _write(folder / "server.key", key)
+    folder = private_folder(state_dir / "proxy")
+    write(folder / "server.pem", chain)
+    write(folder / "server.key", key)
     return folder / "server.pem", folder / "server.key"
 
 
@@ -83,7 +69,7 @@ def create_run(state_dir: Path, name: str) -> None:
             f"{name!r} cannot name a run",
             fix="Use lower-case letters, digits and '-', at most 63, beginning with no '-'",
         )
-    folder = _folder(state_dir / "runs" / name)
+    folder = private_folder(state_dir / "runs" / name)
     if (folder / "run.key").exists():
         raise ConfigError(
             f"run {name!r} exists already",
@@ -91,8 +77,8 @@ def create_run(state_dir: Path, name: str) -> None:
             fix="Take another name; its key must not be replaced while replicas trust it",
         )
     private = Ed25519PrivateKey.generate()
-    _write(folder / "run.pub", private.public_key().public_bytes_raw().hex().encode() + b"\n")
-    _write(folder / "run.key", private.private_bytes_raw().hex().encode() + b"\n")
+    write(folder / "run.pub", private.public_key().public_bytes_raw().hex().encode() + b"\n")
+    write(folder / "run.key", private.private_bytes_raw().hex().encode() + b"\n")
 
 
 def ensure_run(state_dir: Path, name: str) -> None:
@@ -113,7 +99,7 @@ def _run_keys(state_dir: Path, name: str, role: JoinRole) -> tuple[bytes, bytes 
     public = _key(folder / "run.pub", (folder / "run.pub").read_bytes())
     if role == "replica":
         return public, None
-    return public, _key(folder / "run.key", _read_secret(folder / "run.key"))
+    return public, _key(folder / "run.key", read_secret(folder / "run.key"))
 
 
 def _key(path: Path, text: bytes) -> bytes:
@@ -126,7 +112,7 @@ def _key(path: Path, text: bytes) -> bytes:
     return key
 
 
-# --- tokens ----------------------------------------------------------------------------------
+# --- joins -----------------------------------------------------------------------------------
 
 
 def create_join(
@@ -136,8 +122,13 @@ def create_join(
     run: str,
     addresses: Sequence[str],
     now_unix_s: float,
+    life_s: float | None = None,
+    uses: int | None = None,
 ) -> str:
-    """Mint a token for `role` in `run` and give the join line that carries it."""
+    """Mint a token for `role` in `run` and give the join line that carries it.
+
+    It is good for `life_s` seconds and `uses` processes; None means without end.
+    """
     if not addresses:
         raise ConfigError(
             "no address for agents to dial",
@@ -146,11 +137,9 @@ def create_join(
         )
     public, private = _run_keys(state_dir, run, role)
     ca_pem, _ = ensure_ca(state_dir, datetime.fromtimestamp(now_unix_s, UTC))
-    token = secrets.token_urlsafe(TOKEN_BYTES)
-    row = {"sha256": _hash(token), "role": role, "run": run, "created_unix_s": now_unix_s}
-    path = state_dir / "proxy" / "tokens.json"
-    with _locked(path.parent):
-        _write_json(path, [*_read_json(path, []), row])
+    token = create_token(
+        state_dir, role=role, run=run, now_unix_s=now_unix_s, life_s=life_s, uses=uses
+    )
     return encode(
         Join(
             addresses=tuple(addresses),
@@ -164,99 +153,19 @@ def create_join(
     )
 
 
-def check_token(state_dir: Path, token: str) -> TokenFacts | None:
-    """What this token allows, or None. Reads the file anew, so that changes count at once."""
-    wanted = _hash(token)
-    found: TokenFacts | None = None
-    for row in _read_json(state_dir / "proxy" / "tokens.json", []):
-        if hmac.compare_digest(row["sha256"], wanted):
-            found = TokenFacts(
-                role=row["role"], run=row["run"], created_unix_s=row["created_unix_s"]
-            )
-    return found
-
-
-def _hash(token: str) -> str:
-    return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
-
-
 # --- attempts --------------------------------------------------------------------------------
 
 
 def highest_attempt(state_dir: Path, run: str) -> int:
     """The largest attempt that was ever issued for the run; 0 for none."""
-    return int(_read_json(state_dir / "proxy" / "attempts.json", {}).get(run, 0))
+    return int(read_json(state_dir / "proxy" / "attempts.json", {}).get(run, 0))
 
 
 def next_attempt(state_dir: Path, run: str, *, seen: int) -> int:
     """Issue one more than any issued or `seen`; it is on disk before it is given out."""
-    path = _folder(state_dir / "proxy") / "attempts.json"
-    with _locked(path.parent):
-        attempts = _read_json(path, {})
+    path = private_folder(state_dir / "proxy") / "attempts.json"
+    with locked(path.parent):
+        attempts = read_json(path, {})
         attempts[run] = max(int(attempts.get(run, 0)), seen) + 1
-        _write_json(path, attempts)
+        write_json(path, attempts)
     return int(attempts[run])
-
-
-# --- files -----------------------------------------------------------------------------------
-
-
-def _folder(path: Path) -> Path:
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return path
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from changing `folder`. Held for milliseconds; not reentrant."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # closing it, by whatever end, lets go
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _write(path: Path, data: bytes) -> None:
-    fresh = path.with_name(path.name + ".new")
-    fresh.unlink(missing_ok=True)
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)  # the new name itself: an attempt must not be issued twice
-    finally:
-        os.close(folder)
-
-
-def _read_secret(path: Path) -> bytes:
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        raise ConfigError("is missing", where=str(path), fix="Restore it from a backup") from None
-    if stat.S_IMODE(mode) & 0o077:
-        raise ConfigError(
-            f"can be read by others (mode {stat.S_IMODE(mode):04o})",
-            where=str(path),
-            fix=f"chmod 600 {path}",
-        )
-    return path.read_bytes()
-
-
-def _write_json(path: Path, value: object) -> None:
-    _write(path, json.dumps(value, indent=1).encode() + b"\n")
-
-
-def _read_json(path: Path, default: Any) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return default
-    except ValueError as error:
-        raise ConfigError(
-            f"does not parse: {error}", where=str(path), fix="Restore it from a backup"
-        ) from error

@@ -75,11 +75,8 @@ class Hello(msgspec.Struct, frozen=True, tag_field="t", tag="hello"):
     agent_version: str
     token: str
     capacity: int = 0  # rollouts a replica takes at once
-    engine: EngineFacts | None = None  # None while vLLM is starting
-    loaded: list[str] = []
-    attempt: str = (
-        ""  # a trainer that comes back keeps its attempt; a replica names the last it met
-    )
+    attempt: str = ""  # a trainer that comes back keeps its attempt
+    attempt_seen: int = 0  # the highest number that a replica has loaded anything of
 
 
 class EngineUp(msgspec.Struct, frozen=True, tag_field="t", tag="engine_up"):
@@ -144,21 +141,6 @@ class Retired(msgspec.Struct, frozen=True, tag_field="t", tag="retired"):
     live: list[str]
 
 
-class Metrics(msgspec.Struct, frozen=True, tag_field="t", tag="metrics"):
-    """TRL's metrics of one logging step, as it named them."""
-
-    step: int
-    max_steps: int
-    values: dict[str, float]
-
-
-class RunEvent(msgspec.Struct, frozen=True, tag_field="t", tag="run_event"):
-    """Something that a person wants to see in the run's history."""
-
-    kind: str
-    fields: dict[str, str | int | float | bool | None]
-
-
 class RunEnded(msgspec.Struct, frozen=True, tag_field="t", tag="run_ended"):
     """The trainer's engine has ended; with `ok` the run is finished and replicas may go."""
 
@@ -177,6 +159,7 @@ class Accepted(msgspec.Struct, frozen=True, tag_field="t", tag="accepted"):
     ping_s: float
     ping_deadline_s: float
     live: list[str] = []
+    addresses: list[str] = []  # where this proxy may be dialled from now on; [] says nothing
 
 
 class Refused(msgspec.Struct, frozen=True, tag_field="t", tag="refused"):
@@ -254,8 +237,6 @@ FromDialler = (
     | Draining
     | Published
     | Retired
-    | Metrics
-    | RunEvent
     | RunEnded
 )
 FromAcceptor = Accepted | Refused | Announce | Retire | ReplicaAck | SyncReport | Fleet | Finish

@@ -1,0 +1,93 @@
+"""The certificate that the proxy shows, kept valid while the proxy runs.
+
+Without files given in the configuration the proxy's own CA issues one at each start, and another
+before that one ends. Given files are loaded again when they change. New handshakes get what was
+loaded last; links that are up are not touched.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from asyncgrpo_agent.config.sections import Config, host_port
+from asyncgrpo_agent.errors import AgentError
+from asyncgrpo_agent.logs import Log
+from asyncgrpo_agent.net import tls
+from asyncgrpo_agent.net.accept import PROTOCOLS
+from asyncgrpo_agent.store import certificates, identity
+
+log = Log(__name__)
+
+CHECK_EVERY_S: Final = 60.0
+RENEW_BEFORE: Final = timedelta(days=30)
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)  # noqa: TID251 - a role reads the clock
+
+
+class ServerCertificate:
+    """`context` is the listener's for as long as the proxy runs. Raises ConfigError when made."""
+
+    def __init__(self, config: Config, now: Callable[[], datetime] = _utc_now) -> None:
+        self._config = config
+        self._now = now
+        self._renew_at = now()
+        self._is_given = bool(config.proxy.certificate)
+        self._files = self._given() if self._is_given else self._issue()
+        self._stamp = _stamp(self._files)
+        self.context = tls.server_context(*self._files, PROTOCOLS)
+
+    async def keep(self) -> None:
+        """Renew or load again, for ever."""
+        while True:
+            await trio.sleep(CHECK_EVERY_S)
+            try:
+                self.refresh()
+            except (AgentError, OSError) as error:  # the old one is still shown
+                log.error("certificate.unusable", reason=str(error))
+
+    def refresh(self) -> None:
+        """Load another certificate if it is time. Raises AgentError or OSError."""
+        if self._is_given:
+            stamp = _stamp(self._files)
+            if stamp == self._stamp:
+                return
+            self._stamp = stamp  # a pair that does not fit is tried again once it changes
+        elif self._now() < self._renew_at:
+            return
+        else:
+            self._issue()
+        # Tried on a context of its own: a failure would leave the one in use without a key.
+        tls.server_context(*self._files, PROTOCOLS)
+        try:
+            self.context.load_cert_chain(*self._files)
+        except ssl.SSLError as error:  # replaced in between
+            raise AgentError(str(error), where=str(self._files[0])) from error
+        log.info("certificate.loaded", file=str(self._files[0]))
+
+    def _given(self) -> tuple[Path, Path]:
+        return Path(self._config.proxy.certificate), Path(self._config.proxy.key)
+
+    def _issue(self) -> tuple[Path, Path]:
+        now, state_dir = self._now(), self._config.state_dir
+        ca_pem, ca_key = identity.ensure_ca(state_dir, now)
+        names = [host_port(address)[0] for address in self._config.proxy.public_addresses]
+        chain, key = certificates.issue_server(ca_pem, ca_key, names, now=now)
+        files = identity.save_server_certificate(state_dir, chain, key)
+        self._renew_at = now + certificates.SERVER_LIFE - RENEW_BEFORE
+        return files
+
+
+def _stamp(files: tuple[Path, Path]) -> list[tuple[int, int]]:
+    try:
+        found = [path.stat() for path in files]
+    except OSError:
+        return []
+    return [(stat.st_ino, stat.st_mtime_ns) for stat in found]

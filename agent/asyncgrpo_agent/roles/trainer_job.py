@@ -1,0 +1,80 @@
+"""The engine-side child of the trainer: what it is told, and one run of it to its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Final
+
+from asyncgrpo_agent.config.sections import Config
+from asyncgrpo_agent.errors import ChildExitedError
+from asyncgrpo_agent.procs import child, trl
+
+STOP_TRL_S: Final = 15.0
+TRL_PATIENCE_S: Final = 15  # TRL must not give up on a rollout before the fleet does
+
+
+def run_folder(config: Config, run_name: str) -> Path:
+    """Where the trainer keeps what belongs to one run: job, logs, history."""
+    return config.state_dir / "trainer" / run_name
+
+
+def write_job(config: Config, run_name: str, gateway_url: str) -> Path:
+    """All that the engine-side child needs, as a file."""
+    train = config.train
+    job = {
+        "model": config.model.path,
+        "trust_remote_code": config.model.trust_remote_code,
+        "dataset": train.dataset,
+        "rewards": train.rewards,
+        "python_path": train.python_path,
+        "output_dir": str(config.output_dir / run_name),
+        "gateway": gateway_url,
+        "grpo": {
+            **train.passthrough,
+            "request_timeout": config.trainer.request_timeout_s + TRL_PATIENCE_S,
+        },
+        "lora": train.lora,
+        "eval": {
+            "dataset": train.eval.dataset,
+            "samples": train.eval.samples,
+            "max_tokens": train.eval.max_tokens,
+        },
+    }
+    path = run_folder(config, run_name) / "job.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(job, indent=1))
+    return path
+
+
+async def run_job(config: Config, job: Path, *, check: bool) -> None:
+    """Check the job, or train. Raises ConfigError or ChildExitedError."""
+    name = "check" if check else "train"
+    argv, additions = trl.train_command(
+        config.engine.python,
+        job,
+        check=check,
+        python_path=config.train.python_path,
+        scratch=job.parent,
+    )
+    log_file = job.with_name(f"{name}.log")
+    async with child.started(
+        name,
+        argv,
+        env=child.inherited({**additions, **config.engine.env}),
+        log_file=log_file,
+        grace_s=STOP_TRL_S,
+    ) as process:
+        code = await process.wait()
+    if code == 0:
+        return
+    problem = trl.config_error(code, process.tail())
+    if problem is not None:
+        raise problem
+    raise ChildExitedError(
+        f"the engine-side child {name} ended with exit code {code}",
+        returncode=code,
+        tail=process.tail(),
+        where=str(log_file),
+        fix=f"Its last lines:\n{process.tail()}",
+    )

@@ -1,0 +1,175 @@
+"""Tokens: what lets an agent in, kept in `<state>/proxy/tokens.json`.
+
+A token is a random 256-bit value of which only the sha256 is stored. A slow hash would add nothing:
+it protects secrets that can be guessed, and these cannot. Its id, the hash's first characters, is
+no secret. Any number may be valid at once, so that a new one can be handed out before the old one
+is revoked. A revoked token stays in the file: its owner is told so, and it never counts again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from asyncgrpo_agent.errors import ConfigError
+from asyncgrpo_agent.store import private_files
+
+TOKEN_BYTES: Final = 32
+ID_CHARACTERS: Final = 8
+_USED_EVERY_S: Final = 60.0  # a fleet that redials must not rewrite the file for each link
+
+
+class TokenFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a token allows, and until when. Times are seconds since 1970."""
+
+    sha256: str
+    role: str
+    run: str
+    created_unix_s: float
+    expires_unix_s: float | None = None
+    uses: int | None = None  # processes that it lets in; None for any number
+    instances: list[str] = []  # those that have come in, kept only when `uses` is limited
+    last_used_unix_s: float | None = None
+    revoked_unix_s: float | None = None
+
+    @property
+    def id(self) -> str:
+        return self.sha256[:ID_CHARACTERS]
+
+    @property
+    def uses_left(self) -> int | None:
+        return None if self.uses is None else max(0, self.uses - len(self.instances))
+
+    def ended(self, now_unix_s: float) -> str:
+        """Why nobody may stay on this token; "" while they may."""
+        if self.revoked_unix_s is not None:
+            return "the token was revoked"
+        if self.expires_unix_s is not None and now_unix_s >= self.expires_unix_s:
+            return "the token has expired"
+        return ""
+
+    def refusal(self, instance: str, now_unix_s: float) -> str:
+        """Why this process may not come in; "" if it may. One that was in may always return."""
+        if fault := self.ended(now_unix_s):
+            return fault
+        if self.uses_left == 0 and instance not in self.instances:
+            return "the token has no uses left"
+        return ""
+
+
+def tokens_file(state_dir: Path) -> Path:
+    return state_dir / "proxy" / "tokens.json"
+
+
+def create_token(
+    state_dir: Path,
+    *,
+    role: str,
+    run: str,
+    now_unix_s: float,
+    life_s: float | None = None,
+    uses: int | None = None,
+) -> str:
+    """Make a token and store its hash; the result is the only copy."""
+    path = tokens_file(state_dir)
+    with private_files.locked(private_files.private_folder(path.parent)):
+        known = list_tokens(state_dir)
+        token = _unused({facts.id for facts in known})
+        facts = TokenFacts(
+            sha256=_hash(token),
+            role=role,
+            run=run,
+            created_unix_s=now_unix_s,
+            expires_unix_s=None if life_s is None else now_unix_s + life_s,
+            uses=uses,
+        )
+        _write(path, [*known, facts])
+    return token
+
+
+def list_tokens(state_dir: Path) -> list[TokenFacts]:
+    """All that were ever made, oldest first. Raises ConfigError if the file is damaged."""
+    path = tokens_file(state_dir)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[TokenFacts])
+    except FileNotFoundError:
+        return []
+    except msgspec.MsgspecError as error:
+        raise private_files.damaged(path, error) from error
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def find_token(state_dir: Path, token: str) -> TokenFacts | None:
+    """What is known of this token. Reads the file anew, so that changes count at once."""
+    wanted = _hash(token)
+    found: TokenFacts | None = None
+    for facts in list_tokens(state_dir):
+        if hmac.compare_digest(facts.sha256.encode(), wanted.encode()):
+            found = facts
+    return found
+
+
+def note_use(state_dir: Path, token_id: str, instance: str, now_unix_s: float) -> None:
+    """The process `instance` was let in on this token. One that comes again costs no other use."""
+    path = tokens_file(state_dir)
+    with private_files.locked(path.parent):
+        known = list_tokens(state_dir)
+        after = [
+            _used(facts, instance, now_unix_s) if facts.id == token_id else facts for facts in known
+        ]
+        if after != known:
+            _write(path, after)
+
+
+def revoke_token(state_dir: Path, token_id: str, *, now_unix_s: float) -> TokenFacts:
+    """From now on nobody may come in, or stay, on this token. Raises ConfigError."""
+    path = tokens_file(state_dir)
+    known = list_tokens(state_dir)
+    if not any(facts.id == token_id for facts in known):
+        raise ConfigError(
+            f"there is no token {token_id!r}",
+            where=str(path),
+            fix="`asyncgrpo-agent token list` shows the ids",
+        )
+    with private_files.locked(path.parent):
+        known = list_tokens(state_dir)
+        after = [
+            msgspec.structs.replace(facts, revoked_unix_s=now_unix_s)
+            if facts.id == token_id and facts.revoked_unix_s is None
+            else facts
+            for facts in known
+        ]
+        _write(path, after)
+    return next(facts for facts in after if facts.id == token_id)
+
+
+def _used(facts: TokenFacts, instance: str, now_unix_s: float) -> TokenFacts:
+    instances = facts.instances
+    if facts.uses is not None and instance not in instances:
+        instances = [*instances, instance]
+    last = facts.last_used_unix_s
+    if instances is facts.instances and last is not None and now_unix_s - last < _USED_EVERY_S:
+        return facts
+    return msgspec.structs.replace(facts, instances=instances, last_used_unix_s=now_unix_s)
+
+
+def _unused(ids: set[str]) -> str:
+    while True:
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        if _hash(token)[:ID_CHARACTERS] not in ids:
+            return token
+
+
+def _write(path: Path, known: Iterable[TokenFacts]) -> None:
+    private_files.write_json(path, [msgspec.to_builtins(facts) for facts in known])
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()

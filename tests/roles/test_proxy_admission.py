@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+from trio.testing import MockClock
+
+from asyncgrpo_agent.errors import LinkError
+from asyncgrpo_agent.net.link import Link
+from asyncgrpo_agent.roles.proxy_admission import Admission
+from asyncgrpo_agent.store import tokens
+from asyncgrpo_agent.wire import messages as m
+from asyncgrpo_agent.wire.limits import AUTHENTICATED
+from fakes.links import refuse, unstarted_pair
+
+START_S = 1_000_000.0
+
+
+def unix_time_s() -> float:
+    """A wall clock that goes with trio's."""
+    return START_S + trio.current_time()
+
+
+def made(state: Path, *, life_s: float | None = None, uses: int | None = None) -> str:
+    return tokens.create_token(
+        state, role="replica", run="demo", now_unix_s=START_S, life_s=life_s, uses=uses
+    )
+
+
+def hello(token: str, instance: str = "i1") -> m.Hello:
+    return m.Hello(m.PROTOCOL, "replica", "demo", "r1", instance, "1.0", token)
+
+
+def answer(admission: Admission, message: m.Hello, role: str = "replica") -> tuple[str, str]:
+    link, _, _ = unstarted_pair()
+    refused = admission.admit(link, message, role)
+    return ("", "") if refused is None else (refused.kind, refused.reason)
+
+
+def revoke(state: Path, token: str) -> None:
+    facts = tokens.find_token(state, token)
+    assert facts is not None
+    tokens.revoke_token(state, facts.id, now_unix_s=START_S)
+
+
+async def test_refusals_say_why(tmp_path: Path) -> None:
+    admission = Admission(tmp_path, unix_time_s)
+    good, old, revoked = made(tmp_path), made(tmp_path, life_s=0.0), made(tmp_path)
+    revoke(tmp_path, revoked)
+    replace = msgspec.structs.replace
+    assert answer(admission, hello(good)) == ("", "")
+    for message, role, refusal in (
+        (hello("x"), "replica", ("permanent", "the token is not valid for this run")),
+        (
+            replace(hello(good), run="other"),
+            "replica",
+            ("permanent", "the token is not valid for this run"),
+        ),
+        (hello(good), "trainer", ("permanent", "the token is for a replica, not for a trainer")),
+        (
+            replace(hello(good), role="trainer"),
+            "trainer",
+            ("permanent", "the token is for a replica, not for a trainer"),
+        ),
+        (hello(old), "replica", ("permanent", "the token has expired")),
+        (hello(revoked), "replica", ("permanent", "the token was revoked")),
+        (
+            replace(hello(good), protocol=9),
+            "replica",
+            ("version", "protocol 9 here meets protocol 1 at the proxy"),
+        ),
+    ):
+        assert answer(admission, message, role) == refusal
+
+
+async def test_uses_are_spent_by_processes_that_were_let_in(tmp_path: Path) -> None:
+    token = made(tmp_path, uses=1)
+    admission = Admission(tmp_path, unix_time_s)
+    assert answer(admission, hello(token), "trainer")[0] == "permanent"  # costs no use
+    assert answer(admission, hello(token, "i1")) == ("", "")
+    assert answer(admission, hello(token, "i1")) == ("", "")
+    restarted = Admission(tmp_path, unix_time_s)
+    assert answer(restarted, hello(token, "i1")) == ("", "")
+    assert answer(restarted, hello(token, "i2")) == ("permanent", "the token has no uses left")
+
+
+async def test_a_use_that_cannot_be_kept_is_not_given(tmp_path: Path) -> None:
+    counted, free = made(tmp_path, uses=1), made(tmp_path)
+    admission = Admission(tmp_path, unix_time_s)
+    (tmp_path / "proxy" / "tokens.json.new").mkdir()  # in the way of every write
+    assert answer(admission, hello(counted))[0] == "retry"
+    assert answer(admission, hello(free)) == ("", "")
+
+
+@dataclass
+class Peer:
+    """A replica that was let in: the proxy's end of its link, and how its own end ended."""
+
+    link: Link
+    ended: trio.Event
+    reason: str = ""
+
+    @property
+    def is_up(self) -> bool:
+        return not self.ended.is_set()
+
+
+async def let_in(admission: Admission, token: str, nursery: trio.Nursery) -> Peer:
+    here, there, _ = unstarted_pair()
+    peer = Peer(here, trio.Event())
+
+    async def replica() -> None:
+        try:
+            await there.run(refuse)
+        except LinkError as error:
+            peer.reason = error.what
+        peer.ended.set()
+
+    await nursery.start(here.run, refuse)
+    nursery.start_soon(replica)
+    assert admission.admit(here, hello(token), "replica") is None
+    for link in (here, there):
+        link.authenticated(AUTHENTICATED, 10.0, 10.0)
+    return peer
+
+
+async def test_a_link_on_a_revoked_token_is_closed_within_a_second(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    old, new = made(tmp_path), made(tmp_path)
+    admission = Admission(tmp_path, unix_time_s)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(admission.watch)
+        bad = await let_in(admission, old, nursery)
+        good = await let_in(admission, new, nursery)
+        began = trio.current_time()
+        await trio.sleep(30)
+        assert bad.is_up
+        revoke(tmp_path, old)
+        await bad.ended.wait()
+        assert trio.current_time() - began == pytest.approx(30.5, abs=0.6)
+        assert bad.reason == "the peer closed the connection: the token was revoked"
+        await trio.sleep(30)
+        assert good.is_up
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_link_ends_when_its_token_expires(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    token = made(tmp_path, life_s=45)
+    admission = Admission(tmp_path, unix_time_s)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(admission.watch)
+        peer = await let_in(admission, token, nursery)
+        await peer.ended.wait()
+        assert unix_time_s() - START_S == pytest.approx(45, abs=1.1)
+        assert peer.reason.endswith("the token has expired")
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_damaged_file_closes_nothing_and_a_missing_row_does(
+    tmp_path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = made(tmp_path)
+    file = tokens.tokens_file(tmp_path)
+    admission = Admission(tmp_path, unix_time_s)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(admission.watch)
+        peer = await let_in(admission, token, nursery)
+        await trio.sleep(5)
+        file.write_text("{")
+        await trio.sleep(5)
+        assert peer.is_up
+        assert caplog.text.count("tokens.unreadable") == 1
+        file.write_text("[]")
+        await peer.ended.wait()
+        assert peer.reason.endswith("the token is gone")
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_link_that_left_is_not_watched(tmp_path: Path, autojump_clock: MockClock) -> None:
+    token = made(tmp_path)
+    admission = Admission(tmp_path, unix_time_s)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(admission.watch)
+        peer = await let_in(admission, token, nursery)
+        admission.leave(peer.link)
+        admission.leave(peer.link)
+        revoke(tmp_path, token)
+        await trio.sleep(5)
+        assert peer.is_up
+        nursery.cancel_scope.cancel()
