@@ -199,18 +199,19 @@ class _Door:
     async def _serve(self, link: Link, alpn: str, authenticated: trio.Event) -> None:
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_close_if_unused, link, authenticated)
+                nursery.start_soon(self._close_if_unused, link, authenticated)
                 await self._handler(link, alpn, link.peer)
                 nursery.cancel_scope.cancel()
         finally:
             await link.aclose("the handler ended")
 
-
-async def _close_if_unused(link: Link, authenticated: trio.Event) -> None:
-    """Strangers may ask and leave; one that only holds a place makes room for others."""
-    while not authenticated.is_set():
-        with trio.move_on_after(STRANGER_IDLE_S):
-            await authenticated.wait()
-        if not authenticated.is_set() and link.open_streams == 0:
-            await link.aclose("not registered, and idle")
-            return
+    async def _close_if_unused(self, link: Link, authenticated: trio.Event) -> None:
+        """Strangers may ask and leave; one that only holds a place makes room for others."""
+        while not authenticated.is_set():
+            with trio.move_on_after(STRANGER_IDLE_S):
+                await authenticated.wait()
+            if not authenticated.is_set() and link.open_streams == 0:
+                reason = "not registered, and idle"
+                self.refusals.note("stranger", peer=link.peer, reason=reason)
+                await link.aclose(reason)
+                return

@@ -33,12 +33,21 @@ from h2.exceptions import (
 from h2.settings import ChangedSetting, SettingCodes, Settings
 from h2.stream import H2Stream, StreamClosedBy, StreamState
 from h2.utilities import HeaderValidationFlags
-from hpack.exceptions import OversizedHeaderListError
+from hpack.exceptions import HPACKError, OversizedHeaderListError
 from hpack.hpack import Decoder, Encoder
 from hpack.struct import Header, HeaderTuple
 from hyperframe.frame import DataFrame, Frame, HeadersFrame, RstStreamFrame, SettingsFrame
 
-from asyncgrpo_agent.wire.frames import PREFACE
+from asyncgrpo_agent.wire.frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    PADDED,
+    PREFACE,
+    head_of,
+)
+from asyncgrpo_agent.wire.frames import Frame as WholeFrame
 from asyncgrpo_agent.wire.headers import Headers
 from asyncgrpo_agent.wire.limits import Limits
 
@@ -50,6 +59,12 @@ _MEMO_ENTRIES: Final = 256  # per connection and kind; agents use about five
 _MEMO_BLOCK_BYTES: Final = 1 << 10  # larger blocks are not worth keeping
 _TABLE_SIZE_ZERO: Final = b"\x20"  # HPACK: "my dynamic table has size 0"
 _KNOWN_SETTINGS: Final = frozenset(SettingCodes)
+
+
+class CompressionError(ProtocolError):
+    """A header block that does not decode. h2 would call it a PROTOCOL_ERROR."""
+
+    error_code = ErrorCodes.COMPRESSION_ERROR
 
 
 class StatelessEncoder(Encoder):
@@ -95,7 +110,12 @@ class MemoDecoder(Decoder):
         if stateless and (known := self._memo.get(data)) is not None:
             return known
         self._fields = 0
-        headers = tuple(super().decode(data, raw=raw))
+        try:
+            headers = tuple(super().decode(data, raw=raw))
+        except OversizedHeaderListError:
+            raise
+        except HPACKError as error:
+            raise CompressionError(f"header block: {error}") from error
         if stateless:
             _remember(self._memo, data, headers, len(data))
         return headers
@@ -135,11 +155,17 @@ class Stream(H2Stream):
         self, headers: Iterable[Header], end_stream: bool, header_encoding: bool | str | None
     ) -> tuple[list[Frame], list[Event]]:
         try:
-            return super().receive_headers(headers, end_stream, header_encoding)
+            received = super().receive_headers(headers, end_stream, header_encoding)
         except StreamClosedError:
             raise
         except ProtocolError as error:
             raise self._fault() from error
+        # h2 compares only where DATA ends a body. Answers to HEAD have a length and no body.
+        if end_stream and not self.config.client_side:
+            expected = self._expected_content_length
+            if expected is not None and expected != self._actual_content_length:
+                raise self._fault()
+        return received
 
     def receive_data(
         self, data: bytes, end_stream: bool, flow_control_len: int
@@ -148,6 +174,10 @@ class Stream(H2Stream):
             return super().receive_data(data, end_stream, flow_control_len)
         except InvalidBodyLengthError as error:
             raise self._fault() from error
+
+    def _initialize_content_length(self, headers: Iterable[Header]) -> None:
+        if self._expected_content_length is None:  # trailers do not take a length back
+            super()._initialize_content_length(headers)
 
     def _fault(self) -> StreamClosedError:
         """h2's own way (`reset_stream_on_error`) to end one stream and keep the connection."""
@@ -178,6 +208,20 @@ class Stream(H2Stream):
         return checked
 
 
+class PlainData(DataFrame):
+    """With a short name: h2 formats every frame for its log, whole bodies as hexadecimal."""
+
+    def __repr__(self) -> str:
+        return "DATA"
+
+
+class PlainHeaders(HeadersFrame):
+    """The same for HEADERS."""
+
+    def __repr__(self) -> str:
+        return "HEADERS"
+
+
 class Connection(H2Connection):
     """One HTTP/2 connection, fed frame by frame. Raises ProtocolError for the peer's faults."""
 
@@ -193,6 +237,8 @@ class Connection(H2Connection):
             )
         )
         self._memo: ValidatedMemo = {}
+        self._frame_dispatch_table[PlainData] = self._receive_data_frame
+        self._frame_dispatch_table[PlainHeaders] = self._receive_headers_frame
         self.encoder = StatelessEncoder()
         self._memo_decoder = MemoDecoder(
             max_list_bytes=limits.max_header_bytes, max_fields=limits.max_header_fields
@@ -277,6 +323,27 @@ class Connection(H2Connection):
 
     # --- frames --------------------------------------------------------------------------
 
+    def receive_frame(self, frame: WholeFrame) -> list[Event]:
+        """One frame as it was cut. Nearly all of them need not be parsed once more by h2."""
+        plain = _plain(frame)
+        if plain is None:
+            return self.receive_data(frame.raw)
+        try:
+            return self._receive_frame(plain)
+        except ProtocolError as error:  # as in h2's `receive_data`
+            self._terminate_connection(error.error_code)
+            raise
+
+    def _prepare_for_sending(self, frames: list[Frame]) -> None:
+        """As h2 does it, but bodies, which never have padding here, are copied once."""
+        for frame in frames:
+            if isinstance(frame, DataFrame):
+                flags = END_STREAM if "END_STREAM" in frame.flags else 0
+                self._data_to_send += head_of(DATA, flags, frame.stream_id, len(frame.data))
+                self._data_to_send += frame.data
+            else:
+                self._data_to_send += frame.serialize()
+
     def _receive_headers_frame(self, frame: HeadersFrame) -> tuple[list[Frame], list[Event]]:
         if "PRIORITY" in frame.flags:  # deprecated; we only refuse what RFC 7540 forbids
             if frame.depends_on == frame.stream_id:
@@ -304,6 +371,21 @@ class Connection(H2Connection):
         if ours and not exc._events:  # it was under way when our RST_STREAM left
             frames = [f for f in frames if not isinstance(f, RstStreamFrame)]
         return frames, all_events
+
+
+def _plain(frame: WholeFrame) -> PlainData | PlainHeaders | None:
+    """The frame for h2, if it has only a body: no padding, no priority, nothing to follow."""
+    plain: PlainData | PlainHeaders
+    if frame.stream_id and frame.kind == DATA and not frame.flags & PADDED:
+        plain = PlainData(frame.stream_id, frame.body)
+    elif frame.stream_id and frame.kind == HEADERS and frame.flags & ~END_STREAM == END_HEADERS:
+        plain = PlainHeaders(frame.stream_id, frame.body)
+        plain.flags.add("END_HEADERS")
+    else:
+        return None
+    if frame.flags & END_STREAM:
+        plain.flags.add("END_STREAM")
+    return plain
 
 
 def settings_of(limits: Limits) -> dict[SettingCodes, int]:

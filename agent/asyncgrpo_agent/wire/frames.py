@@ -8,11 +8,12 @@ allowed frame and the chunk being fed are held.
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import Final, NamedTuple
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_HEAD_BYTES: Final = 9
-_END_HEADERS: Final = 0x4
+_HEAD: Final = Struct(">HBBBL")  # length in the first two, kind, flags, stream
+_HEAD_BYTES: Final = _HEAD.size
 _ACK: Final = 0x1
 _MAX_SETTINGS_BYTES: Final = 32 * 6  # HTTP/2 and its extensions define about ten settings
 
@@ -30,6 +31,8 @@ PING: Final = 6
 CONTINUATION: Final = 9
 
 END_STREAM: Final = 0x1
+END_HEADERS: Final = 0x4
+PADDED: Final = 0x8
 
 _BLOCK_KINDS: Final = frozenset((HEADERS, PUSH_PROMISE, CONTINUATION))
 
@@ -43,14 +46,24 @@ class Breach(Exception):
         self.reason = reason
 
 
+def head_of(kind: int, flags: int, stream_id: int, length: int) -> bytes:
+    """The nine bytes ahead of a body of `length`."""
+    return _HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream_id)
+
+
 class Frame(NamedTuple):
-    """One whole frame; `raw` is all of it, `length` that of its body."""
+    """One whole frame; `length` is that of its body."""
 
     kind: int
     flags: int
     stream_id: int
     length: int
-    raw: bytes
+    body: bytes
+
+    @property
+    def raw(self) -> bytes:
+        """The frame as it is on the wire."""
+        return head_of(self.kind, self.flags, self.stream_id, self.length) + self.body
 
 
 class FrameSplitter:
@@ -86,11 +99,11 @@ class FrameSplitter:
         if len(buffer) < end:
             return None
         stream_id = int.from_bytes(buffer[5:9], "big") & 0x7FFF_FFFF
-        raw = bytes(buffer[:end])
+        body = bytes(memoryview(buffer)[_HEAD_BYTES:end])  # copied once, unlike a slice's bytes
         del buffer[:end]
         if kind != DATA:
             self._note(kind, flags, length)
-        return Frame(kind, flags, stream_id, length, raw)
+        return Frame(kind, flags, stream_id, length, body)
 
     def _take_preface(self) -> bool:
         """Compare what is there of the client's preface; True once it is complete."""
@@ -114,11 +127,14 @@ class FrameSplitter:
         if kind in _BLOCK_KINDS:
             if self._block_bytes + length > self.max_header_bytes:
                 raise Breach(ENHANCE_YOUR_CALM, "a header block that is too large")
-        elif kind == SETTINGS and length > _MAX_SETTINGS_BYTES:
-            raise Breach(ENHANCE_YOUR_CALM, f"a SETTINGS frame of {length} bytes")
+        elif kind == SETTINGS and length:
+            if flags & _ACK:
+                raise Breach(FRAME_SIZE_ERROR, "a SETTINGS acknowledgement with a body")
+            if length > _MAX_SETTINGS_BYTES:
+                raise Breach(ENHANCE_YOUR_CALM, f"a SETTINGS frame of {length} bytes")
 
     def _note(self, kind: int, flags: int, length: int) -> None:
         self._first = False
         if kind in _BLOCK_KINDS:
-            self.block_open = not flags & _END_HEADERS
+            self.block_open = not flags & END_HEADERS
             self._block_bytes = self._block_bytes + length if self.block_open else 0

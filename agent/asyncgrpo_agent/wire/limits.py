@@ -28,7 +28,7 @@ class Limits:
     max_streams: int = 1
     """Streams that the peer may have open at once; more are refused one by one."""
 
-    stream_window_bytes: int = MIB
+    stream_window_bytes: int = 64 * KIB
     """What the peer may send on one stream before its consumer has taken it."""
 
     connection_window_bytes: int = 8 * MIB
@@ -76,6 +76,7 @@ PRE_AUTH: Final = Limits()
 
 AUTHENTICATED: Final = replace(
     PRE_AUTH,
+    stream_window_bytes=MIB,
     max_frame_bytes=64 * KIB,
     max_streams=1024,
     wasted_streams=Rate(per_s=256, burst=4096),
