@@ -145,7 +145,7 @@ class Link:
         """The peer has proved who it is: from here on it may use the link for real work."""
         self._session.raise_limits(limits)
         self._session.set_ping(ping_s, ping_deadline_s, trio.current_time())
-        self.touch()
+        self._output.set()  # the keeper has another deadline, if nothing else
         if self._on_authenticated is not None:
             self._on_authenticated()
 
@@ -158,8 +158,9 @@ class Link:
             raise type(self._loss)(self._loss.what, where=self._loss.where, fix=self._loss.fix)
 
     def touch(self) -> None:
-        """The session was changed: have the writer look for bytes, events and deadlines."""
-        self._output.set()
+        """The session was changed: have the writer look for bytes and events, if there are any."""
+        if not (self._output.is_set() or self._session.idle):
+            self._output.set()
 
     def forget(self, stream: LinkStream) -> None:
         """Nothing that the peer sends can concern this stream any more."""

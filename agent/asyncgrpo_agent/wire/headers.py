@@ -70,11 +70,13 @@ _REQUEST_PSEUDO: Final = (b":authority", b":method", b":path", b":scheme")
 _RESPONSE_PSEUDO: Final = (b":status",)
 
 
+@lru_cache(maxsize=512)
 def check_request(headers: Headers) -> None:
     """Raise ValueError unless `headers` may begin a request."""
     _check(headers, _REQUEST_PSEUDO)
 
 
+@lru_cache(maxsize=512)
 def check_response(headers: Headers) -> None:
     """Raise ValueError unless `headers` may begin a final response."""
     _check(headers, _RESPONSE_PSEUDO)
@@ -82,7 +84,6 @@ def check_response(headers: Headers) -> None:
         raise ValueError("a response begins with a status from 200 to 999")
 
 
-@lru_cache(maxsize=512)
 def _check(headers: Headers, pseudo: tuple[bytes, ...]) -> None:
     names = [name for name, _ in headers]
     if tuple(sorted(names[: len(pseudo)])) != pseudo:

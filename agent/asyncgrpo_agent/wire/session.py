@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 OUTPUT_BYTES: Final = 64 << 10  # `take_output` stops filling here
-_TURN_BYTES: Final = 16 << 10  # least that a stream may send in its turn
+_TURN_BYTES: Final = (32 << 10) - 9  # least for a stream's turn: with its head two TLS records
 _STREAMS_BEFORE_SETTINGS: Final = 100  # what RFC 9113 recommends as the least peers allow
 _REASON_BYTES: Final = 200
 _PAST: Final = float("-inf")
@@ -110,6 +110,7 @@ class Session:
         self._liveness = Liveness(limits, now)
         self._now = now
         self._events: list[Event] = []
+        self._allowed_streams = _STREAMS_BEFORE_SETTINGS
         self._could_open = client
         self._ready = False
         self._closed = False
@@ -133,10 +134,7 @@ class Session:
         """Whether the peer's limit (100 before its SETTINGS) allows one more stream."""
         if self._closed or not self._client or self._streams_used_up():
             return False
-        allowed = _STREAMS_BEFORE_SETTINGS
-        if self._ready:
-            allowed = self._h2.remote_settings.max_concurrent_streams
-        return len(self._h2.streams) < allowed
+        return len(self._h2.streams) < self._allowed_streams
 
     def writable(self, stream_id: int) -> bool:
         """Whether the buffer is below high water. True for a stream that is gone: writes to it
@@ -194,6 +192,11 @@ class Session:
         return events
 
     # --- to the peer -----------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """There is nothing to send and no event to take."""
+        return not (self._events or self._h2.pending_bytes or self._outbox.waiting)
 
     def take_output(self) -> bytes:
         """Bytes to send now, about 64 KiB at most; b"" if there is nothing or no window."""
@@ -283,7 +286,7 @@ class Session:
     def _receive_frame(self, frame: Frame) -> None:
         known = frame.stream_id in self._h2.streams
         self._budgets.charge_frame(frame, self._now, known=known)
-        for event in self._h2.receive_data(frame.raw):
+        for event in self._h2.receive_frame(frame):
             self._on_h2_event(event)
         if frame.stream_id and not self._closed:
             self._settle(frame.stream_id)
@@ -352,6 +355,7 @@ class Session:
             self._ready = True
             self._liveness.ready()
             self._events.append(SessionReady())
+        self._allowed_streams = int(self._h2.remote_settings.max_concurrent_streams)
         if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
             self._outbox.wake_all()
         self._look_for_slots()
