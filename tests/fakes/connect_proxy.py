@@ -1,7 +1,12 @@
-"""A site's HTTP proxy: CONNECT only, basic authorization, relays bytes."""
+"""A site's HTTP proxy: CONNECT only, basic authorization, relays bytes.
+
+As a process: `python -m fakes.connect_proxy HOST PORT USER:PASSWORD`.
+"""
 
 from __future__ import annotations
 
+import base64
+import sys
 from dataclasses import dataclass, field
 
 import trio
@@ -13,10 +18,11 @@ class FakeConnectProxy:
 
     authorization: str
     targets: list[str] = field(default_factory=list)
+    host: str = "127.0.0.1"
     port: int = 0
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        (listener,) = await trio.open_tcp_listeners(self.port, host=self.host)
         self.port = listener.socket.getsockname()[1]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(trio.serve_listeners, self._serve, [listener])
@@ -49,3 +55,12 @@ async def _relay(
     except (trio.BrokenResourceError, trio.ClosedResourceError):
         pass
     until.cancel()
+
+
+def main(host: str, port: str, pair: str) -> None:
+    authorization = "Basic " + base64.b64encode(pair.encode()).decode("ascii")
+    trio.run(FakeConnectProxy(authorization, host=host, port=int(port)).run)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

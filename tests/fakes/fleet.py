@@ -14,7 +14,7 @@ import socket
 import subprocess  # noqa: TID251 - agents run here as a user starts them
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,12 +89,23 @@ class Hosts:
     folder: Path
     agents: list[Agent] = field(default_factory=list)
 
-    def start(self, name: str, *arguments: str, env: dict[str, str] | None = None) -> Agent:
+    def start(
+        self,
+        name: str,
+        *arguments: str,
+        env: dict[str, str] | None = None,
+        within: Sequence[str] = (),
+    ) -> Agent:
+        """`within` is a command that becomes the agent, such as `ip netns exec NAME`."""
+        return self.run(name, [*within, sys.executable, "-m", "asyncgrpo_agent", *arguments], env)
+
+    def run(self, name: str, command: list[str], env: dict[str, str] | None = None) -> Agent:
+        """Any program of a host; the agents' own is `start`'s."""
         number = sum(agent.name == name for agent in self.agents)
         log = self.folder / f"{name}-{number}.out"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "asyncgrpo_agent", *arguments],
+                command,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYTHONPATH": str(ROOT / "agent"), **(env or {})},
@@ -172,13 +183,25 @@ class Site:
             *(f"--state-dir={self.folder}/proxy", f"--address={self.address}", *more),
         )
 
-    def proxy(self, *more: str) -> Agent:
-        state = f"--state-dir={self.folder}/proxy"
-        agent = self.hosts.start("proxy", "--role=proxy", f"--listen={self.address}", state, *more)
+    def proxy(self, *more: str, within: Sequence[str] = ()) -> Agent:
+        agent = self.hosts.start(
+            "proxy",
+            "--role=proxy",
+            f"--listen={self.address}",
+            f"--state-dir={self.folder}/proxy",
+            *more,
+            within=within,
+        )
         agent.wait_for("proxy.listening")
         return agent
 
-    def replica(self, name: str, *more: str) -> Agent:
+    def replica(
+        self,
+        name: str,
+        *more: str,
+        env: dict[str, str] | None = None,
+        within: Sequence[str] = (),
+    ) -> Agent:
         return self.hosts.start(
             name,
             "--role=replica",
@@ -188,9 +211,11 @@ class Site:
             *self._common(),
             "--set=engine.module=fakes.vllm",
             *more,
+            env=env,
+            within=within,
         )
 
-    def trainer(self, steps: int, *more: str) -> Agent:
+    def trainer(self, steps: int, *more: str, within: Sequence[str] = ()) -> Agent:
         return self.hosts.start(
             "trainer",
             "--role=trainer",
@@ -201,6 +226,7 @@ class Site:
             '--set=train.rewards=["rewards:exact"]',
             f"--set=train.max_steps={steps}",
             *more,
+            within=within,
         )
 
     def _common(self) -> list[str]:
@@ -215,19 +241,22 @@ class Site:
 
 
 @contextmanager
-def site(folder: Path) -> Iterator[Site]:
+def site(folder: Path, address: str = "") -> Iterator[Site]:
     """A run "demo" with join files for its replicas and its trainer; nothing is started yet."""
     engine_python(folder)
     model_folder(folder)
     write_task(folder)
     (folder / "bucket").mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
     with hosts(folder) as started:
-        made = Site(started, address)
+        made = Site(started, address or free_address())
         started.command("run", "create", "demo", f"--state-dir={folder}/proxy")
         for role in ("replica", "trainer"):
             made.join_file(role, f"{role}.join")
         yield made
     wait_until_none(str(folder), patience_s=20)
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"

@@ -101,6 +101,20 @@ async def test_cap_of_one_address_counts_strangers_only(nursery: trio.Nursery) -
         await link.aclose("done")
 
 
+async def test_closed_listeners_leave_those_who_are_in(nursery: trio.Nursery) -> None:
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    await nursery.start(serve_links, listeners, proxy_context(PROTOCOLS), serve_echo)
+    address = f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+    link = await dial_forward(address)
+    nursery.start_soon(link.run, refuse)
+    assert await ask(link, b"before") == b"before"
+    await listeners[0].aclose()
+    with pytest.raises(LinkError, match="cannot connect"):
+        await dial_forward(address)
+    assert await ask(link, b"after") == b"after"
+    await link.aclose("done")
+
+
 async def test_one_bad_connection_harms_no_other(
     nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:

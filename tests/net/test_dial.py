@@ -145,7 +145,7 @@ async def test_each_disconnect_is_one_line_and_outages_get_loud_slowly(
         ("WARNING", "link.lost"),
         *[("INFO", "link.unreachable")] * 3,
         *[("WARNING", "link.unreachable")] * 2,
-        ("INFO", "link.lost"),
+        ("INFO", "link.closed"),
     ]
     assert vars(caplog.records[0])["agent_fields"] == {
         "proxy": "far",

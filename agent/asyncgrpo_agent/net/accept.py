@@ -109,6 +109,7 @@ async def serve_links(
 ) -> None:
     """Accept for ever; `handler(link, alpn, peer)` runs each link and closes it by returning.
 
+    Whoever closes the listeners ends the accepting, not the links that are up.
     A connection counts as a stranger's until the handler calls `link.authenticated`.
     """
     door = _Door(
@@ -128,6 +129,8 @@ async def _accept(listener: Listener, door: _Door, nursery: trio.Nursery) -> Non
         while True:
             try:
                 transport = await listener.accept()
+            except trio.ClosedResourceError:
+                return
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
                     raise

@@ -15,7 +15,7 @@ from typing import Final
 import trio
 
 from asyncgrpo_agent.core.backoff import Backoff
-from asyncgrpo_agent.errors import AgentError, LinkError, RegistrationRefusedError
+from asyncgrpo_agent.errors import AgentError, LinkClosedError, LinkError, RegistrationRefusedError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.connect_proxy import ConnectProxy, choose_proxy, connect_through
 from asyncgrpo_agent.net.link import Link, leaves
@@ -134,20 +134,22 @@ async def _serve_once(
     link: Link, serve: Callable[[Link], Awaitable[None]], backoff: Backoff
 ) -> LinkError:
     """Run `serve` to the end of the link; gives the reason why it ended."""
-    failure, severity = LinkError("the link was closed here", where=link.peer), log.info
+    failure: LinkError = LinkClosedError("the link was closed here", where=link.peer)
     began = trio.current_time()
     backoff.connected(began)
     try:
         await serve(link)
     except (LinkError, OSError) as error:
-        failure, severity = _as_link_error(error, link.peer), log.warning
+        failure = _as_link_error(error, link.peer)
     except BaseExceptionGroup as group:
-        failure, severity = _as_link_error(_cause_of(group), link.peer), log.warning
+        failure = _as_link_error(_cause_of(group), link.peer)
     finally:
         await link.aclose("nothing serves it any more")  # does nothing to a link that has ended
     now = trio.current_time()
     backoff.lost(now)
-    severity("link.lost", proxy=link.peer, reason=failure.what, up_s=now - began)
+    goodbye = isinstance(failure, LinkClosedError)
+    event, severity = ("closed", log.info) if goodbye else ("lost", log.warning)
+    severity(f"link.{event}", proxy=link.peer, reason=failure.what, up_s=now - began)
     return failure
 
 

@@ -40,8 +40,8 @@ from asyncgrpo_agent.wire.limits import AUTHENTICATED
 log = Log(__name__)
 notifier = Notifier.from_environment(os.environ)
 
-PING_S: Final = 10.0
-PING_DEADLINE_S: Final = 10.0
+PING_S: Final = 5.0  # the two together are how long a dead peer may go unnoticed
+PING_DEADLINE_S: Final = 7.0
 HELLO_S: Final = 10.0
 FLEET_EVERY_S: Final = 1.0
 _CANCEL: Final = 8  # RFC 9113, 7
@@ -63,6 +63,7 @@ async def _main(config: Config) -> int:
                 log.info("proxy.stopping", signal=signal.Signals(number).name)
                 break
         notifier.stopping()
+        await proxy.leave()
         nursery.cancel_scope.cancel()
     return 0
 
@@ -74,21 +75,39 @@ class Proxy:
     config: Config
     runs: dict[str, ProxyRun] = field(default_factory=dict)
     admission: Admission = field(init=False)
+    _listeners: list[trio.SocketListener] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.config.state_dir)
 
     async def serve(self, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         host, port = host_port(self.config.proxy.listen)
-        listeners = await _listen(host, port)
-        bound = listeners[0].socket.getsockname()[1]
+        self._listeners = await _listen(host, port)
+        bound = self._listeners[0].socket.getsockname()[1]
         certificate = ServerCertificate(self.config)
         task_status.started(f"{host}:{bound}")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_progress)
             nursery.start_soon(self.admission.watch)
             nursery.start_soon(certificate.keep)
-            await serve_links(listeners, certificate.context, self._serve_link)
+            await serve_links(self._listeners, certificate.context, self._serve_link)
+
+    async def leave(self) -> None:
+        """Say goodbye on every link, so that nobody takes the end for a loss.
+
+        Rollouts without an answer are not waited for: they may take minutes, and the trainer's
+        agent sends them again when a proxy is back. Trainers go first, so that nothing is tried
+        elsewhere when the replicas go.
+        """
+        for listener in self._listeners:
+            await listener.aclose()
+        reason = "the proxy is stopping"
+        for run_ in self.runs.values():
+            for replica in run_.fleet:
+                run_.note(replicas.drain(replica, reason, trio.current_time()))
+        runs = self.runs.values()
+        await _close_all([run_.trainer.link for run_ in runs if run_.trainer], reason)
+        await _close_all([here.link for run_ in runs for here in run_.links.values()], reason)
 
     async def _watch_progress(self) -> None:
         while True:
@@ -324,6 +343,12 @@ class Visitor:
         else:
             await stream.respond(NOT_FOUND_RESPONSE)
             await stream.end()
+
+
+async def _close_all(links: list[Link], reason: str) -> None:
+    async with trio.open_nursery() as nursery:
+        for link in links:
+            nursery.start_soon(link.aclose, reason)
 
 
 async def _refuse(link: Link, control: ProxyChannel, refusal: m.Refused) -> None:

@@ -31,6 +31,7 @@ from asyncgrpo_agent.wire import messages as m
 log = Log(__name__)
 
 MAX_ANNOUNCED: Final = 16
+MAX_PAUSE_S: Final = 8.0  # a proxy that is back has its whole fleet again within ten seconds
 
 
 def load_join(config: Config, role: str) -> Join:
@@ -126,7 +127,8 @@ async def stay_registered(
         client=role == "trainer",
         environ=dict(os.environ),
     )
-    await keep_dialled(addresses.choices, connect, serve, backoff=Backoff(rng))
+    backoff = Backoff(rng, cap_s=MAX_PAUSE_S)
+    await keep_dialled(addresses.choices, connect, serve, backoff=backoff)
 
 
 def refusal_error(refused: m.Refused, peer: str) -> AgentError:
