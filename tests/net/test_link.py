@@ -8,12 +8,13 @@ from random import Random
 import pytest
 import trio
 from h2.errors import ErrorCodes
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from asyncgrpo_agent.errors import EngineError, LinkError, StreamResetError
-from asyncgrpo_agent.net.link import Link, LinkStream
+from asyncgrpo_agent.net.link import LINGER_S, Link, LinkStream
 from asyncgrpo_agent.wire.headers import OK_RESPONSE, ROLLOUT_REQUEST
-from asyncgrpo_agent.wire.limits import AUTHENTICATED
+from asyncgrpo_agent.wire.limits import AUTHENTICATED, PRE_AUTH
+from asyncgrpo_agent.wire.session import Session
 from fakes.links import echo, linked_pair, refuse, unstarted_pair
 
 MIB = 1 << 20
@@ -473,3 +474,26 @@ async def test_peer_that_talks_but_never_reads_is_lost(autojump_clock: MockClock
         near.send_stream.send_all_hook = trio.sleep_forever
         await client.open(ROLLOUT_REQUEST)
     assert 30 < lost_at <= 60
+
+
+@pytest.mark.parametrize("peer_closes", [True, False])
+async def test_after_our_goodbye_the_peer_closes_first(
+    peer_closes: bool, autojump_clock: MockClock
+) -> None:
+    """Else what the peer has not read yet can be lost to a reset."""
+    ours, theirs = memory_stream_pair()
+    link = Link(ours, Session(client=True, limits=PRE_AUTH, now=0.0), peer="peer")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.run, no_streams)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(link.aclose, "done")
+        await wait_all_tasks_blocked()
+        await theirs.send_all(b"late news")  # the socket is still open
+        began = trio.current_time()
+        if peer_closes:
+            await theirs.aclose()
+    assert trio.current_time() - began == (0 if peer_closes else LINGER_S)
+
+
+async def no_streams(stream: LinkStream) -> None:
+    raise AssertionError("the peer opened a stream")

@@ -40,6 +40,7 @@ from asyncgrpo_agent.wire.limits import Limits
 from asyncgrpo_agent.wire.session import Session
 
 READ_BYTES: Final = 32 << 10  # more would let one connection delay the others
+LINGER_S: Final = 1.0
 FLUSH_S: Final = 2.0
 WRITE_S: Final = 30.0  # in which the peer has to take at least one write
 
@@ -75,6 +76,7 @@ class Link:
         self._closed_by_us = False
         self._ending = trio.Event()
         self._flushed = trio.Event()
+        self._peer_gone = trio.Event()
         self._spawn: Callable[[LinkStream], None]
         self._running = False
         self._done = trio.Event()
@@ -105,6 +107,7 @@ class Link:
                 await self._ending.wait()
                 with trio.move_on_after(FLUSH_S):
                     await self._flushed.wait()
+                    await self._linger()
                 nursery.cancel_scope.cancel()
         finally:
             self._end(LinkError("the link was stopped here"), by_us=True)
@@ -112,6 +115,16 @@ class Link:
             await trio.aclose_forcefully(self._transport)
         if not self._closed_by_us:
             self.check()
+
+    async def _linger(self) -> None:
+        """After our goodbye, let the peer close first.
+
+        Closing a socket on bytes that nobody read resets the connection, and the reset can
+        overtake what we sent last.
+        """
+        if self._closed_by_us:
+            with trio.move_on_after(LINGER_S):
+                await self._peer_gone.wait()
 
     async def open(self, headers: Headers) -> LinkStream:
         """Open a stream, once the peer's limit allows one more. Raises LinkError."""
@@ -170,15 +183,15 @@ class Link:
 
     async def _read(self) -> None:
         try:
-            while self._loss is None:
-                data = await self._transport.receive_some(READ_BYTES)
-                if data:
+            while data := await self._transport.receive_some(READ_BYTES):
+                if self._loss is None:  # else it only waits for the peer to close
                     self._dispatch(self._session.receive(bytes(data), trio.current_time()))
                     self.touch()
-                else:
-                    self._end(LinkError("the peer closed the connection"))
+            self._end(LinkError("the peer closed the connection"))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             self._end(LinkError(f"the connection broke: {error.__cause__ or error}"))
+        finally:
+            self._peer_gone.set()
 
     async def _write(self) -> None:
         try:
