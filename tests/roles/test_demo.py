@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess  # noqa: TID251 - run as a user would
 import sys
 from pathlib import Path
@@ -60,6 +61,22 @@ def test_a_short_run_with_the_real_engines(tmp_path: Path, engine_python: str) -
     assert all(row["requests"] > 0 for row in totals["replicas"])
     final = tmp_path / "trainer" / "output" / "demo" / "final"
     assert (final / "adapter_model.safetensors").exists()
+    fleet.wait_until_none(str(tmp_path))
+
+
+def test_a_chat_template_that_trl_does_not_know(tmp_path: Path, engine_python: str) -> None:
+    model = shutil.copytree(TASK / "model", tmp_path / "model")
+    (model / "chat_template.jinja").write_text("{{ messages }} of nobody's making")
+    done = agent(
+        "--role=local",
+        f"--config={TASK / 'demo.toml'}",
+        f"--state-dir={tmp_path / 'state'}",
+        f"--engine-python={engine_python}",
+        f"--model={model}",
+        timeout_s=120,
+    )
+    assert done.returncode == 78, done.stdout + done.stderr
+    assert "chat template" in done.stderr
     fleet.wait_until_none(str(tmp_path))
 
 

@@ -95,6 +95,19 @@ def test_an_older_trainer_is_fenced_off(site: Site) -> None:
     assert "adapter.loaded adapter=demo.a0001" not in loaded
 
 
+def test_a_proxy_that_lost_its_memory_issues_no_old_attempt(site: Site) -> None:
+    site.proxy()
+    site.replica("r1")
+    assert site.trainer(2).process.wait(60) == 0
+    (site.folder / "proxy" / "proxy" / "attempts.json").unlink()
+    site.hosts.agents[0].end()
+    again = site.proxy()
+    site.replica("r1")
+    trainer = site.trainer(2)
+    assert trainer.process.wait(60) == 0, trainer.text()
+    assert "trainer.joined run=demo attempt=a0002-" in again.text()
+
+
 def test_the_trainer_starts_before_everybody_else(site: Site) -> None:
     trainer = site.trainer(2)
     trainer.wait_for("link.unreachable")

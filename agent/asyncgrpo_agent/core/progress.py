@@ -51,7 +51,6 @@ class Evaluation:
 class ReplicaProgress:
     state: str = "JOINING"
     reason: str = ""
-    version: int = -1
     acks_s: list[float] = field(default_factory=list)
     refusals: int = 0
 
@@ -129,7 +128,6 @@ class Progress:
             replica.refusals += 1
             return
         replica.acks_s.append(record["seconds"])
-        replica.version = max(replica.version, int(record.get("version", -1)))
 
 
 def quarter_means(values: list[float]) -> tuple[float, float]:

@@ -28,6 +28,7 @@ from asyncgrpo_agent.errors import ChildExitedError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.procs import child
 from asyncgrpo_agent.roles.live_view import follow
+from asyncgrpo_agent.roles.trainer_job import history_file
 from asyncgrpo_agent.sdnotify import Notifier
 from asyncgrpo_agent.store import identity
 
@@ -101,7 +102,7 @@ class LocalFleet:
             nursery.cancel_scope.cancel()
 
     def _history(self) -> Path:
-        path = self.folder / "trainer" / "trainer" / self.run_name / "history.jsonl"
+        path = history_file(self.folder / "trainer", self.run_name)
         path.unlink(missing_ok=True)  # the view shows this start only
         return path
 

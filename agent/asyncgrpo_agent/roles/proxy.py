@@ -293,7 +293,8 @@ class Proxy:
                 raise PeerProtocolError(str(error), where=f"trainer of run {run_.name}") from error
             other = run_.attempt not in ("", hello.attempt) and number == highest
             return hello.attempt if number >= highest and not other else None
-        number = identity.next_attempt(self.config.state_dir, run_.name, seen=run_.attempt_seen)
+        seen = max(run_.attempt_seen, hello.attempt_seen)
+        number = identity.next_attempt(self.config.state_dir, run_.name, seen=seen)
         run_.known.clear()
         run_.live.clear()
         run_.syncs.clear()

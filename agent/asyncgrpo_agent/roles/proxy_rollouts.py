@@ -30,7 +30,8 @@ log = Log(__name__)
 
 MAX_REQUEST_BYTES: Final = 16 << 20
 MAX_FAILURES: Final = 6  # after so many the answer of the last replica is passed on
-RETRY_S: Final = 0.5
+RETRY_S: Final = 0.5  # more with each failure, up to
+MAX_RETRY_S: Final = 5.0
 _INTERNAL_ERROR: Final = 2  # RFC 9113, 7: the answer broke off, the request may have run
 _RETRY_STATUSES: Final = frozenset({500, 502, 503})
 
@@ -103,7 +104,7 @@ async def _answer(run: ProxyRun, stream: LinkStream, request: Request, queue_lim
             failures=request.failures + 1,
         )
         if request.failures > 1:  # it may be the request's own fault: spare the others
-            await trio.sleep(min(RETRY_S * request.failures, request.deadline))
+            await trio.sleep(min(RETRY_S * request.failures, MAX_RETRY_S))
 
 
 async def _try(

@@ -96,7 +96,7 @@ class ProxyRun:
 
     name: str
     attempt: str = ""
-    attempt_seen: int = 0  # the highest that a replica has met, also under an earlier proxy
+    attempt_seen: int = 0  # the highest that any agent knows of, also of an earlier proxy
     fleet: Fleet = field(default_factory=Fleet)
     links: dict[str, ReplicaLink] = field(default_factory=dict)
     trainer: TrainerSeat | None = None

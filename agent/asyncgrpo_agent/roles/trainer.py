@@ -31,9 +31,10 @@ from asyncgrpo_agent.roles.registration import (
     stay_registered,
 )
 from asyncgrpo_agent.roles.trainer_adapters import Adapters
-from asyncgrpo_agent.roles.trainer_job import run_folder, run_job, write_job
+from asyncgrpo_agent.roles.trainer_job import history_file, run_job, write_job
 from asyncgrpo_agent.roles.trainer_link import TrainerLink
 from asyncgrpo_agent.sdnotify import Notifier
+from asyncgrpo_agent.store import bucket
 from asyncgrpo_agent.store.history import History
 from asyncgrpo_agent.store.models import model_digest
 from asyncgrpo_agent.wire import messages as m
@@ -51,10 +52,6 @@ def run(config: Config) -> int:
     return trio.run(_main, config)
 
 
-def history_file(config: Config, run_name: str) -> Path:
-    return run_folder(config, run_name) / "history.jsonl"
-
-
 async def _main(config: Config) -> int:
     join = load_join(config, "trainer")
     if join.run_private_key is None:
@@ -64,8 +61,11 @@ async def _main(config: Config) -> int:
             fix="Make it on the machine where `run create` ran",
         )
     digest = await trio.to_thread.run_sync(model_digest, Path(config.model.path))
-    with History(history_file(config, join.run)) as history:
+    bucket_folder = Path(config.bucket.path) / join.run
+    attempts = await trio.to_thread.run_sync(bucket.list_attempts, bucket_folder)
+    with History(history_file(config.state_dir, join.run)) as history:
         agent = TrainerAgent(config, join, digest, history)
+        agent.link.attempt_seen = attempts[-1].number if attempts else 0
         try:
             with trio.CancelScope() as scope:
                 async with trio.open_nursery() as nursery:

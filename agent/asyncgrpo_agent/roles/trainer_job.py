@@ -14,9 +14,13 @@ STOP_TRL_S: Final = 15.0
 TRL_PATIENCE_S: Final = 15  # TRL must not give up on a rollout before the fleet does
 
 
-def run_folder(config: Config, run_name: str) -> Path:
+def run_folder(state_dir: Path, run_name: str) -> Path:
     """Where the trainer keeps what belongs to one run: job, logs, history."""
-    return config.state_dir / "trainer" / run_name
+    return state_dir / "trainer" / run_name
+
+
+def history_file(state_dir: Path, run_name: str) -> Path:
+    return run_folder(state_dir, run_name) / "history.jsonl"
 
 
 def write_job(config: Config, run_name: str, gateway_url: str) -> Path:
@@ -41,7 +45,7 @@ def write_job(config: Config, run_name: str, gateway_url: str) -> Path:
             "max_tokens": train.eval.max_tokens,
         },
     }
-    path = run_folder(config, run_name) / "job.json"
+    path = run_folder(config.state_dir, run_name) / "job.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(job, indent=1))
     return path

@@ -53,6 +53,7 @@ class TrainerLink:
     on_message: Callable[[m.FromAcceptor], None]
     on_registered: Callable[[], Awaitable[None]]
     on_addresses: Callable[[list[str]], None]
+    attempt_seen: int = 0  # the highest number that the bucket holds anything of
     attempt: str = ""
     resent: int = 0
     _leaving: bool = False
@@ -103,6 +104,7 @@ class TrainerLink:
             agent_version=__version__,
             token=self.join.token,
             attempt=self.attempt,
+            attempt_seen=self.attempt_seen,
         )
         await control.send(hello)
         answer = await control.receive()

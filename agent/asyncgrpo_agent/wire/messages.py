@@ -76,7 +76,7 @@ class Hello(msgspec.Struct, frozen=True, tag_field="t", tag="hello"):
     token: str
     capacity: int = 0  # rollouts a replica takes at once
     attempt: str = ""  # a trainer that comes back keeps its attempt
-    attempt_seen: int = 0  # the highest number that a replica has loaded anything of
+    attempt_seen: int = 0  # the highest number of this run that the host knows of
 
 
 class EngineUp(msgspec.Struct, frozen=True, tag_field="t", tag="engine_up"):
