@@ -60,10 +60,35 @@ def test_only_the_newest_is_staged_then_loaded() -> None:
     assert plan(listed=listed(*A[:3]), staged={A[2].digest}, loaded=[A[2].name]) == []
 
 
+def test_what_is_here_and_better_than_what_is_loaded_does_not_wait_for_the_newest() -> None:
+    state: dict[str, Any] = {"listed": listed(*A[:5]), "loaded": [A[1].name]}
+    here = {a.digest for a in A[:4]}
+    first, second, *rest = plan(**state, staged=here)
+    assert first == Load(adapter=A[3], reason="the newest that is here")
+    assert second == Stage(adapter=A[4], key=state["listed"][4][1], reason="newest commit")
+    assert [type(step) for step in rest] == []
+    assert isinstance(plan(**state, staged={A[1].digest, A[0].digest})[0], Stage)
+    assert isinstance(plan(**state, staged=here, high_water=(2, 4))[0], Stage)
+    (step,) = plan(**state, staged=here, max_held=1, in_use=[A[1].name])
+    assert isinstance(step, Stage)  # there is no room for a step in between
+
+
 def test_live_names_come_on_demand_after_the_newest() -> None:
     state: dict[str, Any] = {"listed": listed(*A[:4]), "live": [a.name for a in A[:3]]}
-    steps = plan(**state, in_use=[A[1].name, A[0].name, A[3].name, "base-model"])
-    assert [s.adapter.version for s in steps if isinstance(s, Stage)] == [3, 1, 0]
+    state["in_use"] = [A[1].name, A[0].name, A[3].name, "base-model"]
+    order = []
+    staged: set[str] = set()
+    loaded: list[str] = []
+    while steps := plan(**state, staged=staged, loaded=loaded):
+        assert isinstance(steps[-1], Stage) or len(steps) == 1  # nothing goes on before it is here
+        for step in steps:
+            assert isinstance(step, Stage | Load)
+            order.append((type(step), step.adapter.version))
+            if isinstance(step, Stage):
+                staged.add(step.adapter.digest)
+            else:
+                loaded.append(step.adapter.name)
+    assert order == [(Stage, 3), (Load, 3), (Stage, 1), (Load, 1), (Stage, 0), (Load, 0)]
 
 
 def test_a_name_that_is_not_live_is_not_brought_back() -> None:
@@ -79,6 +104,13 @@ def test_nothing_of_another_run_attempt_or_below_the_high_water_mark() -> None:
     assert plan(listed=listed(A[4]), high_water=(2, 4)) != []
     steps = plan(listed=listed(A[4]), high_water=(2, 5), live=[A[4].name], in_use=[A[4].name])
     assert [type(step) for step in steps] == [Stage]
+
+
+def test_an_attempt_older_than_the_mark_changes_nothing_even_for_names_that_it_calls_live() -> None:
+    newer = adapter(2, attempt=ZOMBIE)
+    state: dict[str, Any] = {"listed": listed(*A[:5]), "live": [A[4].name], "high_water": (3, 2)}
+    assert plan(**state, in_use=[A[4].name], loaded=[newer.name], staged={newer.digest}) == []
+    assert plan(**state, in_use=[A[4].name], staged={A[4].digest}) == []
 
 
 def test_without_an_announced_attempt_nothing_is_touched() -> None:
@@ -203,6 +235,7 @@ class FakeReplica:
                 assert len(self.loaded) < self.max_held
                 mark = (parse_attempt(one.attempt).number, one.version)
                 assert mark >= self.high_water or one.name in self.live
+                assert mark[0] >= self.high_water[0]
                 self.loaded.append(one.name)
                 self.ever_loaded.add(one.digest)
                 self.retired.discard(one.name)
@@ -227,6 +260,8 @@ class FakeReplica:
                 self.apply(decision)
         assert self.plan() == []
         newest = self.newest()
+        if parse_attempt(self.attempt).number < self.high_water[0]:
+            return
         if newest is not None and len(set(self.in_use) & set(self.loaded)) < self.max_held:
             assert newest.name in self.loaded
 
@@ -274,6 +309,11 @@ def resume(replica: FakeReplica, n: int) -> None:
     replica.live.clear()
 
 
+def go_back(replica: FakeReplica, n: int) -> None:
+    """A proxy that has lost its state takes an older trainer for the run's."""
+    replica.attempt = OLD
+
+
 def step(replica: FakeReplica, n: int) -> None:
     """A round that was interrupted after some decisions."""
     for decision in replica.plan()[: 1 + n % 3]:
@@ -287,7 +327,7 @@ def settle(replica: FakeReplica, n: int) -> None:
 Event = Callable[[FakeReplica, int], None]
 EVENTS: list[Event] = [
     publish, publish, ask, ask, settle, settle, step, sync, answer, retire,
-    publish_foreign, restart_vllm, resume,
+    publish_foreign, restart_vllm, resume, go_back,
 ]  # fmt: skip
 
 

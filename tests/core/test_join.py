@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncgrpo_agent.core.join import PREFIX, Join, decode, encode
+from asyncgrpo_agent.core.join import PREFIX, Join, decode, encode, with_run_key
 from asyncgrpo_agent.errors import EXIT_CONFIG, ConfigError
 
 KEY = bytes(range(32))
@@ -89,6 +92,16 @@ def test_key_of_another_size_is_refused(wrong: dict[str, bytes]) -> None:
     fields = {name: getattr(JOIN, name) for name in Join.__dataclass_fields__}
     with pytest.raises(ConfigError, match="lacks an address or a key"):
         decode(encode(Join(**{**fields, **wrong})))
+
+
+def test_a_key_is_added_to_the_join_of_its_run_only() -> None:
+    private = b"\x07" * 32
+    public = Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+    keyless = replace(JOIN, run_public_key=public, run_private_key=None)
+    assert with_run_key(keyless, private) == replace(keyless, run_private_key=private)
+    with pytest.raises(ConfigError, match="another key than that of run 'demo'") as caught:
+        with_run_key(keyless, b"\x08" * 32)
+    assert "08" * 4 not in str(caught.value)
 
 
 def test_repr_shows_no_secret() -> None:

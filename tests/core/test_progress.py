@@ -51,3 +51,11 @@ def test_sparkline() -> None:
     assert p.sparkline([0.0, 0.5, 1.0], 10) == "▁▅█"
     assert len(p.sparkline([0.1] * 100, 20)) == 20
     assert p.sparkline([], 20) == ""
+
+
+def test_a_replica_without_an_agent_stays_marked() -> None:
+    run = Progress()
+    for state, more in (("JOINING", {"unverified": True}), ("GONE", {})):
+        run.add({"t": 1.0, "kind": "replica", "name": "a", "state": state, "reason": "", **more})
+    run.add({"t": 1.0, "kind": "replica", "name": "b", "state": "READY", "reason": ""})
+    assert (run.replicas["a"].unverified, run.replicas["b"].unverified) == (True, False)

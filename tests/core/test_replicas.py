@@ -1,14 +1,5 @@
-from dataclasses import dataclass
-
 from asyncgrpo_agent.core import replicas
 from asyncgrpo_agent.core.replicas import Fleet, Replica, State
-
-
-@dataclass(frozen=True)
-class Facts:
-    base_model: str = "tiny"
-    model_digest: str = "00"
-    dtype: str = "torch.float32"
 
 
 def ready(capacity: int = 4) -> Replica:
@@ -78,6 +69,93 @@ def test_failures_in_a_row_open_the_breaker_and_a_probe_closes_it() -> None:
     assert closed.after is State.READY
 
 
+def trip(replica: Replica, now: float) -> None:
+    for _ in range(replicas.FAILURES_IN_A_ROW):
+        replicas.started(replica, 1, now)
+        replicas.finished(replica, 1, ok=False, now=now)
+    assert replica.state is State.SUSPECT
+
+
+def due_s(replica: Replica, now: float) -> float:
+    """When the next probe is due."""
+    return next(s for s in range(int(now), int(now) + 100) if replicas.takes_requests(replica, s))
+
+
+def test_probes_that_fail_become_rare_and_calm_makes_them_frequent_again() -> None:
+    replica, now, waits_s = ready(), 0.0, []
+    trip(replica, now)
+    for _ in range(5):
+        due = due_s(replica, now)
+        waits_s.append(due - now)
+        now = due
+        replicas.started(replica, 1, now)
+        replicas.finished(replica, 1, ok=False, now=now)
+    assert waits_s == [5, 10, 20, 40, 40]
+    now = due_s(replica, now)
+    for _ in range(replicas.CALM_AFTER):
+        replicas.started(replica, 1, now)
+        replicas.finished(replica, 1, ok=True, now=now)
+    trip(replica, now)
+    assert due_s(replica, now) - now == replicas.PROBE_EVERY_S
+
+
+def test_what_ran_before_the_failures_does_not_close_the_breaker() -> None:
+    replica = ready(capacity=16)
+    for _ in range(4):
+        replicas.started(replica, 1, 0.0)
+    trip(replica, 1.0)
+    for _ in range(4):
+        assert replicas.finished(replica, 1, ok=True, now=2.0) is None
+    assert replica.state is State.SUSPECT
+    replicas.started(replica, 1, 7.0)
+    assert replicas.finished(replica, 1, ok=True, now=8.0) is not None
+    assert replica.proven == replicas.NEWCOMER_ROLLOUTS + 1, "trusted as little as a newcomer"
+
+
+def test_a_replica_that_fails_every_other_request_becomes_suspect() -> None:
+    replica, count = ready(), 0
+    while replica.state is State.READY:
+        replicas.started(replica, 1, 0.0)
+        replicas.finished(replica, 1, ok=count % 2 == 0, now=0.0)
+        count += 1
+    assert count < 30
+    assert "of the last requests failed" in replica.reason
+
+
+def test_failures_make_a_replica_look_slow_at_once() -> None:
+    replica = ready()
+    replicas.started(replica, 1, 0.0)
+    replicas.finished(replica, 1, ok=False, now=0.0)
+    assert replica.speed < 0.9
+
+
+def test_a_probe_that_hangs_is_given_up_and_the_next_comes_later() -> None:
+    replica = ready()
+    replicas.started(replica, 1, 0.0)
+    replicas.progressed(replica, 1, 10, 1.0)
+    assert replicas.check_progress(replica, 16.0) is not None
+    replicas.finished(replica, 1, ok=None, now=16.0)
+    replicas.started(replica, 1, 21.0)
+    assert replicas.check_progress(replica, 35.0) is None
+    hung = replicas.check_progress(replica, 36.0)
+    assert hung is not None
+    assert (hung.after, replica.hangs) == (State.SUSPECT, True)
+    replicas.finished(replica, 1, ok=None, now=36.0)
+    assert due_s(replica, 36.0) == 46.0
+
+
+def test_trust_grows_with_answers_and_with_what_it_was_seen_to_carry() -> None:
+    replica = ready(capacity=64)
+    for _ in range(10):
+        replicas.started(replica, 1, 0.0)
+    replicas.progressed(replica, 10, 0, 0.0)
+    assert replica.proven == replicas.NEWCOMER_ROLLOUTS
+    replicas.progressed(replica, 10, 500, 2.0)
+    assert replica.proven == replicas.NEWCOMER_ROLLOUTS + 20
+    replicas.finished(replica, 1, ok=True, now=3.0)
+    assert replica.proven == replicas.NEWCOMER_ROLLOUTS + 21
+
+
 def test_a_client_that_leaves_says_nothing_about_the_replica() -> None:
     replica = ready(capacity=1)
     replicas.started(replica, 5, 0.0)
@@ -88,16 +166,11 @@ def test_a_client_that_leaves_says_nothing_about_the_replica() -> None:
 
 def test_token_rate_follows_the_counter_and_survives_its_restart() -> None:
     replica = ready()
-    replicas.progressed(replica, 1, 200, 2.0)
+    replicas.progressed(replica, 1, 1_000_000, 1.0)
+    assert replica.tokens_per_s == 0.0, "made before this registration"
+    replicas.progressed(replica, 1, 1_000_100, 2.0)
     assert replica.tokens_per_s == 100.0
     replicas.progressed(replica, 1, 5, 4.0)
     assert replica.tokens_per_s == 100.0
     replicas.progressed(replica, 1, 405, 6.0)
     assert replica.tokens_per_s == 130.0
-
-
-def test_engines_that_differ_are_named() -> None:
-    assert replicas.engine_mismatch(Facts(), Facts()) is None
-    reason = replicas.engine_mismatch(Facts(), Facts(dtype="torch.bfloat16"))
-    assert reason is not None
-    assert "dtype" in reason

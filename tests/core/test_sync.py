@@ -28,7 +28,9 @@ def test_the_deadline_ends_it_with_whatever_came() -> None:
     verdict = one.verdict(130.0)
     assert verdict.done
     assert verdict.timed_out
-    assert "b" in verdict.reason
+    assert verdict.reason.endswith("no answer from b")
+    told = one.verdict(130.0, {"a": "is fine", "b": "not visible 30 s after it was announced"})
+    assert told.reason.endswith("no answer from b (not visible 30 s after it was announced)")
 
 
 def test_failures_end_it_without_waiting_for_the_deadline() -> None:

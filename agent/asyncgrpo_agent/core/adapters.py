@@ -6,7 +6,11 @@ never used again, a retry takes the suffix `-rN`.
 
 The plan is level-triggered: it compares what is listed, staged, loaded and wanted, and remembers
 nothing. It never loads another run, another attempt or a version below the high-water mark that
-the run does not name as live, and never drops what is live, in use, or the best that is loaded.
+the run does not name as live, and never drops what is live, in use, or the best that is loaded. An
+attempt older than the mark's leaves everything as it is. The newest is served before anything else
+is copied: a plan ends with what has to be staged first. What is here already, and newer than all
+that is loaded, is loaded before that, so that a host which copies more slowly than the trainer
+publishes serves all the same.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 COMMITS_PER_FOLDER: Final = 500
+MAX_RETRIES: Final = 99  # names of one version beyond the first
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 ADAPTER_FILES: Final = (CONFIG_FILE, WEIGHTS_FILE)
@@ -33,6 +38,7 @@ _NAME_RE: Final = re.compile(
     rf"\.(?P<digest>[0-9a-f]{{{_NAME_DIGEST_CHARS}}})",
     re.ASCII,
 )
+_FOLDER_RE: Final = re.compile(rf"{_VERSION}{_RETRY}", re.ASCII)
 _COMMIT_KEY_RE: Final = re.compile(
     rf"commits/(?P<attempt>{_ATTEMPT})/(?P<folder>\d{{6}})/{_VERSION}{_RETRY}\.toml", re.ASCII
 )
@@ -135,6 +141,12 @@ def adapter_folder(attempt: str, version: int, retry: int = 0) -> str:
     return f"adapters/{attempt}/v{version:06d}{_suffix(retry)}"
 
 
+def parse_adapter_folder(name: str) -> int | None:
+    """The version that the last part of an adapter's folder says, or None for any other name."""
+    match = _FOLDER_RE.fullmatch(name)
+    return None if match is None else int(match["version"])
+
+
 def commit_folder(attempt: str, version: int) -> str:
     return f"commits/{attempt}/{version // COMMITS_PER_FOLDER:06d}"
 
@@ -232,13 +244,13 @@ def plan_reconcile(
 ) -> list[Decision]:
     """The next steps, in the order in which to take them; none means that all is as it should be.
 
-    `attempt` is the announced one; without it nothing is touched. `loaded` is vLLM's own list,
-    `in_use` the names in local requests, loaded or not, `live` those that the run still wants.
-    `retired_before` holds names unloaded before the last sync and not loaded again since, and
-    `ever_loaded`, if known, all digests that this vLLM was ever given: staged files outside it
-    need not wait for a sync.
+    `attempt` is the announced one; without it, or with one too old, nothing is touched. `loaded` is
+    vLLM's own list, `in_use` the names in local requests, loaded or not, `live` those that the run
+    still wants. `retired_before` holds names unloaded before the last sync and not loaded again
+    since, and `ever_loaded`, if known, all digests that this vLLM was ever given: staged files
+    outside it need not wait for a sync.
     """
-    if attempt is None:
+    if attempt is None or parse_attempt(attempt).number < high_water[0]:
         return []
     ours = {name: parts for name in loaded if (parts := parse_name(name)) is not None}
     mine = [(a, key) for a, key in listed if a.run == run and a.attempt == attempt]
@@ -248,6 +260,8 @@ def plan_reconcile(
     if first in ours:
         best = first
     missing = _missing(mine, newest, loaded, in_use, live)
+    if newest is not None and newest[0].digest not in staged:
+        missing = _next_best(mine, attempt, high_water, best, staged) + missing
 
     keep = {*live, *in_use, *(name for name in (first, best) if name is not None)}
     stale = [Unload(name=n, reason="no longer live") for n in _oldest_first(ours.keys() - keep)]
@@ -267,12 +281,12 @@ def plan_reconcile(
 def _bring(
     missing: Sequence[tuple[Listed, str]], staged: Set[str], slots: _Slots
 ) -> list[Decision]:
-    """Stage what is not here yet; load what is, if a slot can be had for it."""
+    """Load what is here, if a slot can be had for it, up to the first that has to be staged."""
     decisions: list[Decision] = []
     for (adapter, key), reason in missing:
         if adapter.digest not in staged:
-            decisions.append(Stage(adapter=adapter, key=key, reason=reason))
-        elif (evicted := slots.make_room()) is not None:
+            return [*decisions, Stage(adapter=adapter, key=key, reason=reason)]
+        if (evicted := slots.make_room()) is not None:
             decisions += evicted
             decisions.append(Load(adapter=adapter, reason=reason))
     return decisions
@@ -294,6 +308,21 @@ def _missing(
         if newest is None or name != newest[0].name
     ]
     return [row for row in rows if row[0][0].name not in loaded]
+
+
+def _next_best(
+    mine: Sequence[Listed],
+    attempt: str,
+    high_water: tuple[int, int],
+    best: str | None,
+    staged: Set[str],
+) -> list[tuple[Listed, str]]:
+    """What can be loaded at once and is newer than all that is loaded."""
+    here = [row for row in mine if row[0].digest in staged]
+    found = _newest(here, attempt, high_water, best)
+    if found is None or found[0].name == best:
+        return []
+    return [(found, "the newest that is here")]
 
 
 def _newest(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -21,7 +22,7 @@ class _Known(msgspec.Struct):
     """The fields that decide where a request goes. All others are vLLM's business."""
 
     model: str
-    prompt: prompts.Prompt = None
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
     messages: msgspec.Raw = msgspec.Raw(b"")
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -29,6 +30,8 @@ class _Known(msgspec.Struct):
 
 
 _known_decoder = msgspec.json.Decoder(_Known)
+_ids_decoder = msgspec.json.Decoder(list[int])
+_prompt_decoder: Final[msgspec.json.Decoder[prompts.Prompt]] = msgspec.json.Decoder(prompts.Prompt)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -58,28 +61,41 @@ class CompletionRequest:
 def parse(body: bytes) -> CompletionRequest:
     """Raises msgspec.MsgspecError for a body that is no completion request."""
     known = _known_decoder.decode(body)
+    tokens, prompt_tokens = _read_prompt(known.prompt)
     max_tokens = known.max_completion_tokens
     return CompletionRequest(
         model=known.model,
-        tokens=prompts.token_ids(known.prompt),
-        prompt_tokens=(
-            prompts.count_tokens(known.prompt) + prompts.estimate_tokens(len(bytes(known.messages)))
-        ),
+        tokens=tokens,
+        prompt_tokens=prompt_tokens + prompts.estimate_tokens(len(bytes(known.messages))),
         max_tokens=known.max_tokens if max_tokens is None else max_tokens,
         stream=bool(known.stream),
         fields=_fields_decoder.decode(body),
     )
 
 
+def _read_prompt(raw: msgspec.Raw) -> tuple[list[int], int]:
+    """The token ids of a single prompt given as such, and how many tokens there are in all."""
+    try:
+        tokens = _ids_decoder.decode(raw)  # TRL's
+    except msgspec.ValidationError:
+        prompt = _prompt_decoder.decode(raw)
+        return prompts.token_ids(prompt), prompts.count_tokens(prompt)
+    return tokens, len(tokens)
+
+
 def with_model(body: bytes, *, old: str, new: str) -> bytes:
     """The answer `body`, naming `new` where it named `old`; unchanged where it does not."""
-    old_json, new_json = msgspec.json.encode(old), msgspec.json.encode(new)
-    # Quotes inside JSON strings are escaped, so this can only match a key and its value.
-    field = re.compile(rb'"model"\s*:\s*' + re.escape(old_json))
-    if match := field.search(body, 0, _MODEL_WITHIN_BYTES):
+    new_json = msgspec.json.encode(new)
+    if match := _field_naming(old).search(body, 0, _MODEL_WITHIN_BYTES):
         rest = memoryview(body)[match.end() :]
         return b"".join((body[: match.start()], b'"model":', new_json, rest))
     return _with_model_parsed(body, old=old, new=new)
+
+
+@lru_cache(maxsize=64)
+def _field_naming(model: str) -> re.Pattern[bytes]:
+    # Quotes inside JSON strings are escaped, so this can only match a key and its value.
+    return re.compile(rb'"model"\s*:\s*' + re.escape(msgspec.json.encode(model)))
 
 
 def _with_model_parsed(body: bytes, *, old: str, new: str) -> bytes:

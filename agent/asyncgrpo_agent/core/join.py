@@ -3,17 +3,19 @@
 `agrpo1.` and base64url of JSON with a checksum, so that a cut or mistyped line is found before
 anything is dialled. It carries the CA's certificate itself, which OpenSSL then checks the proxy's
 chain against; nothing is ever learnt from the proxy. It holds secrets: never print it but once, and
-never put it into argv.
+never put it into argv. A trainer's line may be made without the run's private key and completed
+where that key is.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from asyncgrpo_agent.errors import ConfigError
 
@@ -93,6 +95,18 @@ def decode(text: str) -> Join:
         run_public_key=content.run_public_key,
         run_private_key=content.run_private_key,
     )
+
+
+def with_run_key(join: Join, private_key: bytes) -> Join:
+    """The join of a trainer that can sign. Raises ConfigError if the key is not its run's."""
+    pair = Ed25519PrivateKey.from_private_bytes(private_key)
+    if pair.public_key().public_bytes_raw() != join.run_public_key:
+        raise ConfigError(
+            f"was made for another key than that of run {join.run!r} on this host",
+            where="the join line",
+            fix="Compare what `asyncgrpo-agent run list` shows here and on the proxy",
+        )
+    return replace(join, run_private_key=private_key)
 
 
 def _base64(data: bytes) -> str:

@@ -53,6 +53,7 @@ class ReplicaProgress:
     reason: str = ""
     acks_s: list[float] = field(default_factory=list)
     refusals: int = 0
+    unverified: bool = False  # nobody checks the adapters that it loads
 
 
 @dataclass(slots=True)
@@ -86,6 +87,7 @@ class Progress:
             case "replica":
                 replica = self._replica(record["name"])
                 replica.state, replica.reason = record["state"], record["reason"]
+                replica.unverified = bool(record.get("unverified", replica.unverified))
             case "eval":
                 self.evaluations[record["when"]] = Evaluation(
                     record["when"], record["accuracy"], record["samples"], record["prompts"]

@@ -1,40 +1,53 @@
 """Which replica gets a rollout.
 
-Candidates hold the named adapter and have room. Affinity first: the replica that was last given
-the longest identifying prefix of this prompt, so that a group of rollouts shares one prefill.
-Blocks that many prompts share (a system prompt) identify nothing. Affinity is bounded by load: a
-holder that is far busier than the least loaded candidate is passed over ("spill").
+Candidates hold the named adapter and have room. Affinity first: the replica that was given the
+longest identifying prefix of this prompt, so that a group of rollouts shares one prefill; it is
+remembered when the first of the group is placed, not when it is answered. Affinity is bounded by
+work: a holder that is much further from done than the best candidate is passed over ("spill"), and
+the one that gets the rollout instead holds the prompt from then on.
 
-Pure and bounded: the map of prefixes keeps at most `MAX_BLOCKS` entries, least recently used go.
-Block hashes are chained and seeded with the adapter's name, so a version's entries match no other.
+A replica's work is the tokens in flight there over its measured speed, which is the time until it
+is done; equal times mean that nobody waits for a straggler. The first rollout of a group is placed
+as if the whole group came with it: a slow replica that is idle gets no group that a fast one would
+finish sooner. Replicas that carry more than they have been seen to carry come after the others, so
+that a newcomer is filled step by step and not with all that arrives.
+
+Pure and deterministic; ties go to the replica whose last group is longest ago.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, Protocol, TypeVar
 
-MAX_BLOCKS: Final = 200_000
-SHARED_AFTER: Final = 4  # a block followed by so many different blocks is shared, not identifying
-SPILL_FACTOR: Final = 1.5  # the holder may carry so much more than the least loaded ...
-SPILL_SLACK_TOKENS: Final = 8192  # ... plus this, so that a group stays together on an idle fleet
+from asyncgrpo_agent.core.prefixes import MAX_BYTES, PrefixMap
 
-Why = Literal["affinity", "least loaded", "spill"]
+SPILL_FACTOR: Final = 1.5  # the holder's work may be so much more than the least ...
+SPILL_ROLLOUTS: Final = 16  # ... plus this many like the one that is placed: a whole group
+MAX_GROUP: Final = 64
+_FIRST_SHARE: Final = 1 / 8  # of rollouts that are the first of their group, until it is known
+_SHARE_WEIGHT: Final = 0.01  # of the newest rollout in the running mean of that share
+
+Why = Literal["affinity", "least loaded", "spill", "probe"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A replica that may get this rollout. `speed` weighs its load (tokens a second, relative)."""
-
-    name: str
-    in_flight_tokens: int
-    speed: float = 1.0
+class Candidate(Protocol):
+    """A replica that may get this rollout."""
 
     @property
-    def load(self) -> float:
-        return self.in_flight_tokens / self.speed
+    def name(self) -> str: ...
+    @property
+    def in_flight(self) -> int: ...
+    @property
+    def in_flight_tokens(self) -> int: ...
+    @property
+    def speed(self) -> float: ...  # tokens a second, or relative to the other candidates'
+    @property
+    def proven(self) -> int: ...  # rollouts that it may carry at once before the others do
+
+
+AnyCandidate = TypeVar("AnyCandidate", bound=Candidate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,68 +56,78 @@ class Choice:
     why: Why
 
 
-class _Block:
-    __slots__ = ("holder", "next_blocks")
-
-    def __init__(self) -> None:
-        self.holder = ""
-        self.next_blocks: set[int] = set()
-
-
 class PrefixRouter:
     """Remembers who was given which prefix."""
 
-    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
-        self._max_blocks = max_blocks
-        self._blocks: OrderedDict[int, _Block] = OrderedDict()
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self.prefixes = PrefixMap(max_bytes)
+        self._first_share = _FIRST_SHARE
+        self._groups = 0  # placed so far
+        self._last_group: dict[str, int] = {}  # by replica
 
-    def __len__(self) -> int:
-        return len(self._blocks)
+    @property
+    def group_size(self) -> float:
+        """Rollouts that share a prompt, as seen lately."""
+        return min(1 / self._first_share, MAX_GROUP)
 
-    def choose(self, candidates: Sequence[Candidate], blocks: Sequence[int]) -> Choice:
-        """One of `candidates` (one at least); `blocks`: chained hashes, shortest prefix first."""
-        least = min(candidates, key=lambda c: (c.load, c.name))
-        holder = self._holder(blocks, {c.name: c for c in candidates})
-        choice = _bounded(holder, least)
-        self._remember(blocks, choice.replica)
+    def choose(
+        self,
+        candidates: Sequence[AnyCandidate],
+        *,
+        version: str = "",
+        blocks: Sequence[int] = (),
+        tokens: int = 1,
+    ) -> Choice:
+        """One of `candidates` (one at least) for a rollout of `tokens`.
+
+        `blocks`: chained hashes, shortest prefix first; none if the prompt is text.
+        """
+        named = {candidate.name: candidate for candidate in candidates}
+        name = self.prefixes.holder(version, blocks, named, len(named))
+        if name is None:
+            least = self._least(candidates, tokens * self.group_size if blocks else tokens)
+            choice = Choice(replica=least.name, why="least loaded")
+        else:
+            choice = self._bounded(named[name], candidates, tokens)
+        self._note(choice, version, blocks)
         return choice
+
+    def retire(self, version: str) -> None:
+        """Nobody asks for the version any more."""
+        self.prefixes.retire(version)
 
     def forget(self, replica: str) -> None:
         """The replica is gone, and its cache with it."""
-        for block in [b for b, entry in self._blocks.items() if entry.holder == replica]:
-            del self._blocks[block]
+        self.prefixes.forget(replica)
+        self._last_group.pop(replica, None)
 
-    def _holder(self, blocks: Sequence[int], candidates: dict[str, Candidate]) -> Candidate | None:
-        for block in reversed(blocks):
-            entry = self._blocks.get(block)
-            if entry is None:
-                continue
-            if len(entry.next_blocks) >= SHARED_AFTER:
-                return None  # all shorter prefixes are shared by at least as many prompts
-            if entry.holder in candidates:
-                return candidates[entry.holder]
-        return None
+    def _bounded(self, holder: Candidate, candidates: Sequence[Candidate], tokens: int) -> Choice:
+        ready_s = [(c.in_flight_tokens + tokens) / c.speed for c in candidates]
+        limit_s = min(ready_s) * SPILL_FACTOR + SPILL_ROLLOUTS * tokens / holder.speed
+        if (holder.in_flight_tokens + tokens) / holder.speed <= limit_s:
+            return Choice(replica=holder.name, why="affinity")
+        return Choice(replica=self._least(candidates, tokens).name, why="spill")
 
-    def _remember(self, blocks: Sequence[int], replica: str) -> None:
-        previous: _Block | None = None
-        for block in blocks:
-            entry = self._blocks.get(block)
-            if entry is None:
-                entry = self._blocks[block] = _Block()
-            else:
-                self._blocks.move_to_end(block)
-            entry.holder = replica
-            if previous is not None and len(previous.next_blocks) < SHARED_AFTER:
-                previous.next_blocks.add(block)
-            previous = entry
-        while len(self._blocks) > self._max_blocks:
-            self._blocks.popitem(last=False)
+    def _least(self, candidates: Sequence[AnyCandidate], tokens: float) -> AnyCandidate:
+        """The one that would be done first if it got `tokens` more."""
+        last = self._last_group
 
+        def key(candidate: AnyCandidate) -> tuple[bool, float, int, str]:
+            name = candidate.name
+            return (
+                candidate.in_flight >= candidate.proven,
+                (candidate.in_flight_tokens + tokens) / candidate.speed,
+                last.get(name, 0),
+                name,
+            )
 
-def _bounded(holder: Candidate | None, least: Candidate) -> Choice:
-    if holder is None:
-        return Choice(replica=least.name, why="least loaded")
-    limit = least.load * SPILL_FACTOR + SPILL_SLACK_TOKENS / max(least.speed, holder.speed)
-    if holder.load <= limit:
-        return Choice(replica=holder.name, why="affinity")
-    return Choice(replica=least.name, why="spill")
+        return min(candidates, key=key)
+
+    def _note(self, choice: Choice, version: str, blocks: Sequence[int]) -> None:
+        first = choice.why == "least loaded"
+        if first:
+            self._groups += 1
+            self._last_group[choice.replica] = self._groups
+        if blocks:
+            self._first_share += _SHARE_WEIGHT * (first - self._first_share)
+            self.prefixes.remember(version, blocks, choice.replica)

@@ -8,6 +8,7 @@ it never fails for it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -60,7 +61,8 @@ class Sync:
     def deadline(self) -> float:
         return self.started + self.timeout_s
 
-    def verdict(self, now: float) -> Verdict:
+    def verdict(self, now: float, standing: Mapping[str, str] | None = None) -> Verdict:
+        """`standing`: how far replicas have come, in words."""
         wanted = self.quorum * self.eligible_capacity
         share = f"{self.acked_capacity} of {self.eligible_capacity} rollout slots hold it"
         if not self.capacity:
@@ -70,6 +72,7 @@ class Sync:
         if not self.missing:
             return Verdict(done=True, timed_out=False, reason=f"all have answered; {share}")
         if now >= self.deadline():
-            late = ", ".join(self.missing)
+            told = standing or {}
+            late = ", ".join(f"{n} ({told[n]})" if told.get(n) else n for n in self.missing)
             return Verdict(done=True, timed_out=True, reason=f"{share}; no answer from {late}")
         return Verdict(done=False, timed_out=False, reason=share)
