@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import pytest
 from h2.connection import H2Connection
+from h2.events import RequestReceived
 from h2.exceptions import ProtocolError
 from hpack.hpack import Decoder, Encoder
 from hyperframe.frame import HeadersFrame, RstStreamFrame, SettingsFrame
 
-from asyncgrpo_agent.wire.connection import Connection, MemoDecoder, StatelessEncoder
+from asyncgrpo_agent.wire.connection import Connection
+from asyncgrpo_agent.wire.frames import PREFACE, Frame
 from asyncgrpo_agent.wire.headers import OK_RESPONSE, ROLLOUT_REQUEST, Headers
+from asyncgrpo_agent.wire.hpack_codec import MemoDecoder, StatelessEncoder
 from asyncgrpo_agent.wire.limits import AUTHENTICATED
 from fakes.sessions import frames, request
 
@@ -126,6 +129,96 @@ def test_how_streams_ended_is_kept_for_a_bounded_number() -> None:
     connection.receive_data(request(1) + frames(RstStreamFrame(1, 8)))
     connection.release(1)
     assert 1 in connection._closed_streams
+
+
+def state_of(connection: Connection, stream_id: int) -> dict[str, object]:
+    """All that h2 and we keep about a stream; objects by their state."""
+    stream = connection.streams[stream_id]
+    kept = {k: v for k, v in vars(stream).items() if k not in ("config", "_memo", "_authority")}
+    for name in ("state_machine", "_inbound_window_manager"):
+        kept[name] = vars(kept[name])
+    return kept
+
+
+@pytest.mark.parametrize("end", [False, True])
+def test_sent_heads_are_those_of_h2(end: bool) -> None:
+    ours, theirs = (Connection(client=True, limits=AUTHENTICATED) for _ in range(2))
+    ours_back, theirs_back = server(), server()
+    for stream_id in (1, 3):
+        ours.send_head(stream_id, ROLLOUT_REQUEST, end=end)
+        theirs.send_headers(stream_id, ROLLOUT_REQUEST, end_stream=end)
+        assert state_of(ours, stream_id) == state_of(theirs, stream_id)
+        for back in (ours_back, theirs_back):
+            back.receive_data(request(stream_id, end=end))
+        ours_back.send_head(stream_id, OK_RESPONSE, end=end)
+        theirs_back.send_headers(stream_id, OK_RESPONSE, end_stream=end)
+        assert state_of(ours_back, stream_id) == state_of(theirs_back, stream_id)
+    assert ours.data_to_send() == theirs.data_to_send()
+    assert ours_back.data_to_send() == theirs_back.data_to_send()
+
+
+def test_a_head_too_large_for_a_frame_is_left_to_h2() -> None:
+    large = (*ROLLOUT_REQUEST, (b"x", b"v" * 20_000))
+    ours, theirs = (Connection(client=True, limits=AUTHENTICATED) for _ in range(2))
+    for stream_id in (1, 3):
+        ours.send_head(stream_id, large, end=False)
+        theirs.send_headers(stream_id, large)
+    assert ours.data_to_send() == theirs.data_to_send()
+
+
+@pytest.mark.parametrize("end", [False, True])
+@pytest.mark.parametrize("more", [(), ((b"content-length", b"0"),), ((b"content-length", b"7"),)])
+@pytest.mark.parametrize("method", [b"POST", b"HEAD"])
+@pytest.mark.parametrize("status", [b"103", b"200"])
+def test_received_heads_mean_what_they_mean_to_h2(
+    end: bool, more: Headers, method: bytes, status: bytes
+) -> None:
+    asked = ((b":method", method), *(h for h in ROLLOUT_REQUEST if h[0] != b":method"), *more)
+    answered = ((b":status", status), *more)
+
+    def meaning(*, fast: bool) -> list[object]:
+        client, back = Connection(client=True, limits=AUTHENTICATED), server()
+        # Both have acknowledged each other's settings: blocks may be remembered.
+        for _ in range(2):
+            client.receive_data(back.data_to_send())
+            back.receive_data(client.data_to_send().removeprefix(PREFACE))
+        said: list[object] = []
+        for stream_id in (1, 3, 5):
+            client.send_headers(stream_id, asked)
+            for at, (end_, headers, to) in enumerate(((end, asked, back), (end, answered, client))):
+                body = StatelessEncoder().encode(headers)
+                whole = HeadersFrame(stream_id, data=body, flags=["END_HEADERS"])
+                whole.flags |= {"END_STREAM"} if end_ else set()
+                try:
+                    if fast:
+                        flags = 4 | int(end_)
+                        events = to.receive_frame(Frame(1, flags, stream_id, len(body), body))
+                    else:
+                        events = to.receive_data(whole.serialize())
+                except ProtocolError as error:
+                    said.append((at, type(error)))
+                    return said
+                said.append([(type(e), vars(e).get("headers")) for e in events])
+                said.append(state_of(to, stream_id) if stream_id in to.streams else None)
+            said.append(back.highest_inbound_stream_id)
+        return said
+
+    assert meaning(fast=True) == meaning(fast=False)
+
+
+def test_a_known_head_skips_h2(monkeypatch: pytest.MonkeyPatch) -> None:
+    back = server()
+    client = Connection(client=True, limits=AUTHENTICATED)
+    back.receive_data(client.data_to_send().removeprefix(PREFACE) + frames(SettingsFrame(0)))
+    back.receive_data(frames(SettingsFrame(0, flags=["ACK"])))
+    block = StatelessEncoder().encode(ROLLOUT_REQUEST)
+    for stream_id in (1, 3):  # with the first the peer's table goes
+        back.receive_frame(Frame(1, 4, stream_id, len(block), block))
+    monkeypatch.setattr(back, "_frame_dispatch_table", {})
+    (event,) = back.receive_frame(Frame(1, 4, 5, len(block), block))
+    assert isinstance(event, RequestReceived)
+    with pytest.raises(KeyError):  # a number that is used up, for h2 to refuse
+        back.receive_frame(Frame(1, 4, 1, len(block), block))
 
 
 def test_a_stream_that_depends_on_itself() -> None:

@@ -9,7 +9,7 @@ from hyperframe.frame import ContinuationFrame, DataFrame, HeadersFrame, PingFra
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncgrpo_agent.wire.frames import PREFACE, Breach, Frame, FrameSplitter
+from asyncgrpo_agent.wire.frames import PING, PREFACE, Breach, Frame, FrameSplitter
 from fakes.sessions import frames
 
 STREAM = frames(
@@ -25,7 +25,7 @@ def splitter(*, preface: bool = False, block: int = 100) -> FrameSplitter:
     return FrameSplitter(preface=preface, max_frame_bytes=1000, max_header_bytes=block)
 
 
-def drain(source: FrameSplitter, data: bytes) -> list[Frame]:
+def drain(source: FrameSplitter, data: bytes | bytearray) -> list[Frame]:
     source.feed(data)
     found = []
     while (frame := source.next_frame()) is not None:
@@ -95,8 +95,70 @@ def test_header_blocks_are_capped_together() -> None:
         drain(source, frames(ContinuationFrame(3, b"x"))[:9])
 
 
+@pytest.mark.parametrize(
+    ("held_bytes", "kind"), [(0, None), (1, -1), (3, -1), (4, PING), (9, PING), (16, PING)]
+)
+def test_what_has_begun(held_bytes: int, kind: int | None) -> None:
+    source = splitter()
+    drain(source, frames(SettingsFrame(0), PingFrame(0, bytes(8)))[: 9 + held_bytes])
+    assert source.begun == kind
+    drain(source, frames(PingFrame(0, bytes(8)))[held_bytes:])
+    assert source.begun is None
+
+
 def test_nothing_comes_between_the_parts_of_a_block() -> None:
     source = splitter()
     drain(source, frames(SettingsFrame(0), HeadersFrame(1, data=b"x")))
     with pytest.raises(Breach):
         drain(source, frames(PingFrame(0, b"12345678")))
+
+
+# --- large bodies ----------------------------------------------------------------------------
+
+LARGE = bytes(range(256)) * 512
+LARGE_FRAME = frames(DataFrame(1, LARGE))
+
+
+def begun_splitter() -> FrameSplitter:
+    source = FrameSplitter(preface=False, max_frame_bytes=1 << 20, max_header_bytes=100)
+    drain(source, frames(SettingsFrame(0)))
+    return source
+
+
+def test_a_large_body_is_a_view_of_what_was_read() -> None:
+    read = bytearray(LARGE_FRAME * 2)
+    found = drain(begun_splitter(), read)
+    assert [frame.body for frame in found] == [LARGE, LARGE]
+    assert all(isinstance(f.body, memoryview) and f.body.obj is read for f in found)
+
+
+def test_a_body_that_is_small_in_what_was_read_does_not_keep_it() -> None:
+    found = drain(begun_splitter(), frames(DataFrame(1, LARGE[: 64 << 10])) + LARGE_FRAME * 2)
+    assert [type(frame.body) for frame in found] == [bytes, memoryview, memoryview]
+
+
+@pytest.mark.parametrize("chunk_bytes", [5, 1000, 50_000, 131_080, 200_000, 300_000])
+def test_views_stay_what_they_were_while_more_comes(chunk_bytes: int) -> None:
+    source, found = begun_splitter(), []
+    data = LARGE_FRAME + frames(DataFrame(3, b"small")) + LARGE_FRAME * 3
+    for at in range(0, len(data), chunk_bytes):
+        found += drain(source, data[at : at + chunk_bytes])
+    assert [frame.body for frame in found] == [LARGE, b"small", LARGE, LARGE, LARGE]
+    assert source.held_bytes == 0
+
+
+def test_only_what_completes_a_frame_is_joined_to_it() -> None:
+    source, data = begun_splitter(), LARGE_FRAME * 2
+    drain(source, data[:1000])
+    first, second = drain(source, rest := data[1000:])
+    assert isinstance(second.body, memoryview)
+    assert second.body.obj is rest
+    assert first.body == LARGE
+
+
+def test_what_is_fed_before_anybody_looks_stays_in_order() -> None:
+    source, data = begun_splitter(), STREAM[9:] + LARGE_FRAME
+    for at in range(0, len(data), 10):
+        source.feed(data[at : at + 10])
+    found = drain(source, STREAM[9:])
+    assert b"".join(f.raw for f in found) == data + STREAM[9:]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from asyncgrpo_agent.wire.limits import Limits
 from asyncgrpo_agent.wire.liveness import Liveness
 
-LIMITS = Limits(ping_s=10, ping_deadline_s=4, settings_deadline_s=5, header_block_deadline_s=7)
+LIMITS = Limits(ping_s=10, ping_deadline_s=4, settings_deadline_s=5)
 
 
 def ready(now: float = 0.0) -> Liveness:
@@ -27,7 +29,7 @@ def test_settings_come_first() -> None:
 
 def test_pings_go_out_busy_or_idle() -> None:
     liveness = ready()
-    liveness.heard(9.0, block_open=False)
+    liveness.heard(9.0)
     assert liveness.ping_due(9.99) is None
     first = liveness.ping_due(10.0)
     assert first is not None
@@ -45,23 +47,25 @@ def test_bytes_move_the_deadline_of_a_ping_that_is_out() -> None:
     liveness = ready()
     liveness.ping_due(10.0)
     assert liveness.next_deadline() == 14.0
-    liveness.heard(12.0, block_open=False)
+    liveness.heard(12.0)
     assert liveness.next_deadline() == 16.0
     assert liveness.overdue(15.9) is None
     assert "silent for 4.0 s" in (liveness.overdue(16.0) or "")
 
 
-def test_a_header_block_has_one_deadline_from_its_start() -> None:
+def test_a_frame_has_one_deadline_from_its_start() -> None:
     liveness = ready()
-    liveness.heard(1.0, block_open=True)
-    liveness.heard(6.0, block_open=True)
+    liveness.unfinished(1.0, 7.0)
+    liveness.unfinished(6.0, 7.0)
     assert liveness.next_deadline() == 8.0
-    assert liveness.overdue(8.0) is not None
-    liveness.heard(7.5, block_open=False)
+    assert "frame or header block" in (liveness.overdue(8.0) or "")
+    liveness.finished()
     assert liveness.overdue(8.0) is None
-    liveness.heard(9.0, block_open=True)
+    liveness.unfinished(9.0, 7.0)
     assert liveness.overdue(15.9) is None
     assert liveness.overdue(16.0) is not None
+    liveness.unfinished(16.0, inf)
+    assert liveness.overdue(16.0) is None
 
 
 def test_new_ping_times_hold_for_the_next_ping() -> None:

@@ -10,7 +10,10 @@ import pytest
 from asyncgrpo_agent.wire.messages import (
     Accepted,
     Adapter,
+    AdapterAnswer,
+    AdapterBytes,
     Announce,
+    Challenge,
     EngineDown,
     EngineFacts,
     EngineUp,
@@ -20,6 +23,7 @@ from asyncgrpo_agent.wire.messages import (
     Refused,
     Rollout,
     RolloutAnswer,
+    Supply,
 )
 
 ADAPTER = Adapter(name="run-a0001-v3", attempt="a0001-7f3c", version=3, digest="ab" * 32)
@@ -52,9 +56,12 @@ def test_round_trip_from_the_dialler(message: FromDialler) -> None:
 @pytest.mark.parametrize(
     "message",
     [
+        Challenge("ab" * 32),
         Accepted(name="box", attempt="", ping_s=10.0, ping_deadline_s=10.0),
         Refused(kind="retry", reason="full", retry_after_s=2.0),
+        Refused(kind="permanent", reason="no", fix="Do something"),
         Announce(adapter=ADAPTER, commit="commits/x.toml", live=[ADAPTER.name]),
+        Supply([ADAPTER.name]),
     ],
 )
 def test_round_trip_from_the_acceptor(message: FromAcceptor) -> None:
@@ -104,3 +111,19 @@ def test_rollout_envelopes_stay_small() -> None:
         status=200, content_type="application/json", encoding="identity", replica="box"
     )
     assert msgspec.json.decode(msgspec.json.encode(answer), type=RolloutAnswer) == answer
+
+
+def test_a_replica_that_says_nothing_else_has_a_bucket() -> None:
+    row = msgspec.json.decode(msgspec.json.encode(HELLO))
+    del row["source"]
+    assert msgspec.json.decode(msgspec.json.encode(row), type=FromDialler) == HELLO
+    row["source"] = "air"
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(msgspec.json.encode(row), type=FromDialler)
+
+
+@pytest.mark.parametrize(
+    "message", [AdapterBytes(ADAPTER, "commits/x.toml", 900), AdapterAnswer("refused", "full")]
+)
+def test_envelopes_of_adapters(message: AdapterBytes | AdapterAnswer) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(message), type=type(message)) == message

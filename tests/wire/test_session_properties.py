@@ -28,7 +28,7 @@ from asyncgrpo_agent.wire.session import (
     SessionClosed,
     StreamOpened,
 )
-from fakes.sessions import Pair, client_start, frames, joined, request
+from fakes.sessions import Pair, client_start, frames, joined, receive_all, request
 
 CANCEL = 8
 LIMITS = replace(AUTHENTICATED, max_streams=4)
@@ -115,7 +115,7 @@ def check_order(events: list[Event]) -> None:
 def test_any_bytes_give_events_or_one_end(peer: tuple[bool, bytes], more: bytes) -> None:
     client, data = peer
     session = new_session(client=client)
-    events = session.receive(data, 0.0) + session.receive(more, 0.0)
+    events = session.receive(data, 0.0) + receive_all(session, more, 0.0)
     check_order(events)
     for event in events:
         if isinstance(event, DataReceived):
@@ -130,7 +130,7 @@ def test_any_bytes_give_events_or_one_end(peer: tuple[bool, bytes], more: bytes)
 @settings(max_examples=200, deadline=None)
 def test_noise_is_the_peers_fault(data: bytes, client: bool) -> None:
     session = Session(client=client, limits=LIMITS, now=0.0, strict_codec=True)
-    for event in session.receive(data, 0.0):
+    for event in receive_all(session, data, 0.0):
         assert isinstance(event, SessionClosed)
         assert isinstance(event.error, PeerProtocolError)
 
@@ -140,10 +140,11 @@ def test_noise_is_the_peers_fault(data: bytes, client: bool) -> None:
 def test_chunking_changes_nothing(peer: tuple[bool, bytes], cuts: list[int]) -> None:
     client, data = peer
     whole, parts = new_session(client=client), new_session(client=client)
-    expected = whole.receive(data, 0.0)
+    expected = receive_all(whole, data, 0.0)
     events: list[Event] = []
     for chunk in cut(data, cuts):
         events += parts.receive(chunk, 0.0)
+    events += receive_all(parts, b"", 0.0)
     assert [repr(e) for e in events] == [repr(e) for e in expected]
     assert parts.take_output() == whole.take_output()
 
@@ -217,7 +218,7 @@ def test_bytes_arrive_in_order_on_every_stream(
                 pair.client.end(stream_id)
         data = pair.client.take_output()
         for chunk in cut(data, cuts):
-            pair.server_events += pair.server.receive(chunk, 0.0)
+            pair.server_events += receive_all(pair.server, chunk, 0.0)
         for event in pair.take_server_events():
             if isinstance(event, DataReceived):
                 received[event.stream_id] += event.data

@@ -6,7 +6,8 @@ import faulthandler
 
 import pytest
 
-from asyncgrpo_agent.wire.headers import OK_RESPONSE, ROLLOUT_REQUEST
+from asyncgrpo_agent.wire.headers import CONTROL_REQUEST, OK_RESPONSE, ROLLOUT_REQUEST
+from asyncgrpo_agent.wire.limits import AUTHENTICATED, PRE_AUTH
 from asyncgrpo_agent.wire.session import DataReceived, Session, StreamEnded
 from fakes.sessions import Pair, joined
 
@@ -71,3 +72,23 @@ def test_ordinary_requests_at_one_instant_leave_everything_whole(requests: int) 
     for session in (pair.client, pair.server):
         assert len(session._h2._closed_streams) <= CLOSED_STREAMS
     upload(pair.client, pair)
+
+
+def test_a_peer_with_all_its_streams_open_may_cancel_half_of_them_at_once() -> None:
+    pair = joined(PRE_AUTH)
+    pair.client.open_stream(CONTROL_REQUEST)
+    pair.exchange()
+    for session in (pair.client, pair.server):
+        session.raise_limits(AUTHENTICATED)
+    pair.exchange()
+    opened = []
+    while pair.client.can_open():
+        opened.append(pair.client.open_stream(ROLLOUT_REQUEST))
+    pair.exchange()
+    assert len(opened) == AUTHENTICATED.max_streams - 1
+    for stream_id in opened[: len(opened) // 2]:
+        pair.client.reset(stream_id, 8)
+        pair.client.open_stream(ROLLOUT_REQUEST)
+    pair.exchange()
+    assert not pair.server.closed
+    assert pair.server.open_streams == AUTHENTICATED.max_streams

@@ -16,23 +16,23 @@ class SendBuffer:
     __slots__ = ("_chunks", "_head", "choked", "ending", "in_round", "size_bytes")
 
     def __init__(self) -> None:
-        self._chunks: deque[bytes] = deque()
+        self._chunks: deque[bytes | memoryview] = deque()
         self._head = 0  # bytes of the first chunk that are already gone
         self.size_bytes = 0
         self.ending = False
         self.choked = False  # reached high water and has not fallen to low water since
         self.in_round = False
 
-    def push(self, data: bytes) -> None:
+    def push(self, data: bytes | memoryview) -> None:
         if data:
             self._chunks.append(data)
             self.size_bytes += len(data)
 
-    def pull(self, most_bytes: int) -> bytes:
+    def pull(self, most_bytes: int) -> bytes | memoryview:
         """Remove and return the first bytes, at most `most_bytes`."""
         left = min(most_bytes, self.size_bytes)
         self.size_bytes -= left
-        parts: list[bytes] = []
+        parts: list[bytes | memoryview] = []
         while left > 0:
             chunk = self._chunks[0]
             end = self._head + left
@@ -76,7 +76,7 @@ class Outbox:
         self._buffers.clear()
         self._round.clear()
 
-    def push(self, stream_id: int, data: bytes) -> None:
+    def push(self, stream_id: int, data: bytes | memoryview) -> None:
         buffer = self._buffers.get(stream_id)
         if buffer is not None:
             buffer.push(data)

@@ -1,11 +1,11 @@
-"""h2's connection, made fast and mild. The only module that reaches into h2 and hpack.
+"""h2's connection, made fast and mild. With `wire.h2_stream` the only module that reaches into h2.
 
 What differs from a plain H2Connection, and why:
 
 * The settings we want are in the very first SETTINGS frame, and h2's derived attributes agree.
-* HPACK is stateless: the encoder never indexes and never uses Huffman codes, so an encoded block
-  depends on its headers alone and is memoised; we advertise a table of size 0, and once the peer
-  has acknowledged that, decoded blocks are memoised by their bytes.
+* HPACK is stateless (`wire.hpack_codec`). We advertise a table of size 0.
+* Pieces of bodies that are in order skip h2's frame objects and its formatting of log lines; every
+  change of state is still made by its state machines.
 * Header validation stays on. What is memoised is the outcome of blocks that passed it. Outbound
   lists are checked by `wire.headers` instead of by h2.
 * Open streams are counted in O(1): finished streams are released at once, so the length of h2's
@@ -17,26 +17,29 @@ What differs from a plain H2Connection, and why:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final, TypeVar, cast
+from typing import Final, cast
 
 from h2.config import H2Configuration
-from h2.connection import AllowedStreamIDs, H2Connection
-from h2.errors import ErrorCodes
-from h2.events import Event, StreamReset
+from h2.connection import AllowedStreamIDs, ConnectionState, H2Connection
+from h2.events import DataReceived, Event, RequestReceived, ResponseReceived
 from h2.exceptions import (
-    InvalidBodyLengthError,
     ProtocolError,
     StreamClosedError,
     StreamIDTooLowError,
 )
 from h2.settings import ChangedSetting, SettingCodes, Settings
-from h2.stream import H2Stream, StreamClosedBy, StreamState
+from h2.stream import H2Stream, StreamClosedBy, StreamInputs, StreamState
 from h2.utilities import HeaderValidationFlags
-from hpack.exceptions import HPACKError, OversizedHeaderListError
-from hpack.hpack import Decoder, Encoder
-from hpack.struct import Header, HeaderTuple
-from hyperframe.frame import DataFrame, Frame, HeadersFrame, RstStreamFrame, SettingsFrame
+from h2.windows import WindowManager
+from hpack.struct import Header
+from hyperframe.frame import (
+    DataFrame,
+    Frame,
+    HeadersFrame,
+    RstStreamFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
 
 from asyncgrpo_agent.wire.frames import (
     DATA,
@@ -48,178 +51,32 @@ from asyncgrpo_agent.wire.frames import (
     head_of,
 )
 from asyncgrpo_agent.wire.frames import Frame as WholeFrame
-from asyncgrpo_agent.wire.headers import Headers
+from asyncgrpo_agent.wire.h2_stream import (
+    PlainData,
+    PlainHeaders,
+    Stream,
+    ValidatedMemo,
+    plain_frame,
+)
+from asyncgrpo_agent.wire.headers import Headers, value_of
+from asyncgrpo_agent.wire.hpack_codec import MemoDecoder, StatelessEncoder
 from asyncgrpo_agent.wire.limits import Limits
 
-K = TypeVar("K")
-V = TypeVar("V")
-ValidatedMemo = dict[tuple[tuple[Header, ...], HeaderValidationFlags], list[Header]]
-
-_MEMO_ENTRIES: Final = 256  # per connection and kind; agents use about five
-_MEMO_BLOCK_BYTES: Final = 1 << 10  # larger blocks are not worth keeping
-_TABLE_SIZE_ZERO: Final = b"\x20"  # HPACK: "my dynamic table has size 0"
 _KNOWN_SETTINGS: Final = frozenset(SettingCodes)
+_LARGE_BODY_BYTES: Final = 4 << 10  # one less costs more to keep apart than to copy
 
+# States in which pieces of a body may come and go.
+_OPEN: Final = (ConnectionState.CLIENT_OPEN, ConnectionState.SERVER_OPEN)
+_SENDING: Final = (StreamState.OPEN, StreamState.HALF_CLOSED_REMOTE)
+_RECEIVING: Final = (StreamState.OPEN, StreamState.HALF_CLOSED_LOCAL)
 
-class CompressionError(ProtocolError):
-    """A header block that does not decode. h2 would call it a PROTOCOL_ERROR."""
-
-    error_code = ErrorCodes.COMPRESSION_ERROR
-
-
-class StatelessEncoder(Encoder):
-    """Literals only, never Huffman. Announces its empty table once, then needs no state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._memo: dict[Headers, bytes] = {}
-        self._announced = False
-
-    @property
-    def header_table_size(self) -> int:
-        return 0
-
-    @header_table_size.setter
-    def header_table_size(self, value: int) -> None:
-        """The peer's table may have any size: an encoder may always use less of it."""
-
-    def encode(self, headers: Iterable[tuple[bytes, bytes]], huffman: bool = True) -> bytes:  # type: ignore[override]
-        key = tuple(headers)
-        block = self._memo.get(key)
-        if block is None:
-            block = b"".join(self.add(header, sensitive=True) for header in key)
-            _remember(self._memo, key, block, len(block))
-        if self._announced:
-            return block
-        self._announced = True
-        return _TABLE_SIZE_ZERO + block
-
-
-class MemoDecoder(Decoder):
-    """hpack's decoder with a cap on fields, and a memory for blocks that need no state."""
-
-    def __init__(self, *, max_list_bytes: int, max_fields: int) -> None:
-        super().__init__(max_header_list_size=max_list_bytes)
-        self.max_fields = max_fields
-        self._fields = 0
-        self._memo: dict[bytes, tuple[HeaderTuple, ...]] = {}
-
-    def decode(self, data: bytes, raw: bool = False) -> Iterable[HeaderTuple]:
-        # With a table of size 0, now and for good, the same bytes give the same headers.
-        stateless = self.header_table_size == 0 and self.max_allowed_table_size == 0
-        if stateless and (known := self._memo.get(data)) is not None:
-            return known
-        self._fields = 0
-        try:
-            headers = tuple(super().decode(data, raw=raw))
-        except OversizedHeaderListError:
-            raise
-        except HPACKError as error:
-            raise CompressionError(f"header block: {error}") from error
-        if stateless:
-            _remember(self._memo, data, headers, len(data))
-        return headers
-
-    def _decode_indexed(self, data: bytes | memoryview) -> tuple[HeaderTuple, int]:
-        self._count_field()
-        return super()._decode_indexed(data)
-
-    def _decode_literal(
-        self, data: bytes | memoryview, should_index: bool
-    ) -> tuple[HeaderTuple, int]:
-        self._count_field()
-        return super()._decode_literal(data, should_index)
-
-    def _count_field(self) -> None:
-        self._fields += 1
-        if self._fields > self.max_fields:
-            raise OversizedHeaderListError(f"more than {self.max_fields} header fields")
-
-
-class Stream(H2Stream):
-    """h2's stream with memoised validation; a malformed message ends it and nothing else."""
-
-    def __init__(
-        self,
-        stream_id: int,
-        *,
-        config: H2Configuration,
-        inbound_window_size: int,
-        outbound_window_size: int,
-        memo: ValidatedMemo,
-    ) -> None:
-        super().__init__(stream_id, config, inbound_window_size, outbound_window_size)
-        self._memo = memo
-
-    def receive_headers(
-        self, headers: Iterable[Header], end_stream: bool, header_encoding: bool | str | None
-    ) -> tuple[list[Frame], list[Event]]:
-        try:
-            received = super().receive_headers(headers, end_stream, header_encoding)
-        except StreamClosedError:
-            raise
-        except ProtocolError as error:
-            raise self._fault() from error
-        # h2 compares only where DATA ends a body. Answers to HEAD have a length and no body.
-        if end_stream and not self.config.client_side:
-            expected = self._expected_content_length
-            if expected is not None and expected != self._actual_content_length:
-                raise self._fault()
-        return received
-
-    def receive_data(
-        self, data: bytes, end_stream: bool, flow_control_len: int
-    ) -> tuple[list[Frame], list[Event]]:
-        try:
-            return super().receive_data(data, end_stream, flow_control_len)
-        except InvalidBodyLengthError as error:
-            raise self._fault() from error
-
-    def _initialize_content_length(self, headers: Iterable[Header]) -> None:
-        if self._expected_content_length is None:  # trailers do not take a length back
-            super()._initialize_content_length(headers)
-
-    def _fault(self) -> StreamClosedError:
-        """h2's own way (`reset_stream_on_error`) to end one stream and keep the connection."""
-        self.state_machine.state = StreamState.CLOSED
-        self.state_machine.stream_closed_by = StreamClosedBy.SEND_RST_STREAM
-        error = StreamClosedError(self.stream_id)
-        error.error_code = ErrorCodes.PROTOCOL_ERROR
-        error._events = [
-            StreamReset(stream_id=self.stream_id, error_code=error.error_code, remote_reset=False)
-        ]
-        return error
-
-    def _process_received_headers(
-        self,
-        headers: Iterable[Header],
-        header_validation_flags: HeaderValidationFlags,
-        header_encoding: bool | str | None,
-    ) -> list[Header]:
-        key = (tuple(headers), header_validation_flags)
-        checked = self._memo.get(key)
-        if checked is None:
-            pairs = super()._process_received_headers(
-                headers, header_validation_flags, header_encoding
-            )
-            # h2 only hands it on; as a tuple of pairs it is what our events carry.
-            checked = cast("list[Header]", tuple((name, value) for name, value in pairs))
-            _remember(self._memo, key, checked, sum(len(n) + len(v) for n, v in checked))
-        return checked
-
-
-class PlainData(DataFrame):
-    """With a short name: h2 formats every frame for its log, whole bodies as hexadecimal."""
-
-    def __repr__(self) -> str:
-        return "DATA"
-
-
-class PlainHeaders(HeadersFrame):
-    """The same for HEADERS."""
-
-    def __repr__(self) -> str:
-        return "HEADERS"
+# What h2 checks the first headers of a stream for, by whether we are the client.
+_OF_BEGIN: Final = {
+    client: HeaderValidationFlags(
+        is_client=client, is_trailer=False, is_response_header=client, is_push_promise=False
+    )
+    for client in (False, True)
+}
 
 
 class Connection(H2Connection):
@@ -237,9 +94,14 @@ class Connection(H2Connection):
             )
         )
         self._memo: ValidatedMemo = {}
+        self._queued: list[
+            bytes | bytearray | memoryview
+        ] = []  # to be sent ahead of what h2 keeps itself
+        self._queued_bytes = 0
         self._frame_dispatch_table[PlainData] = self._receive_data_frame
         self._frame_dispatch_table[PlainHeaders] = self._receive_headers_frame
-        self.encoder = StatelessEncoder()
+        self._encoder = StatelessEncoder()
+        self.encoder = self._encoder
         self._memo_decoder = MemoDecoder(
             max_list_bytes=limits.max_header_bytes, max_fields=limits.max_header_fields
         )
@@ -262,6 +124,10 @@ class Connection(H2Connection):
             self.update_settings(changes)
         self._memo_decoder.max_fields = new.max_header_fields
         self._widen(new.connection_window_bytes - old.connection_window_bytes)
+
+    @property
+    def _is_open(self) -> bool:
+        return self.state_machine.state in _OPEN
 
     def _widen(self, more_bytes: int) -> None:
         if more_bytes > 0:
@@ -295,7 +161,7 @@ class Connection(H2Connection):
 
     @property
     def pending_bytes(self) -> int:
-        return len(self._data_to_send)
+        return self._queued_bytes + len(self._data_to_send)
 
     def _begin_new_stream(self, stream_id: int, allowed_ids: AllowedStreamIDs) -> H2Stream:
         outbound = self._stream_id_is_outbound(stream_id)
@@ -325,24 +191,168 @@ class Connection(H2Connection):
 
     def receive_frame(self, frame: WholeFrame) -> list[Event]:
         """One frame as it was cut. Nearly all of them need not be parsed once more by h2."""
-        plain = _plain(frame)
-        if plain is None:
-            return self.receive_data(frame.raw)
         try:
-            return self._receive_frame(plain)
+            if (stream := self._stream_of_body(frame)) is not None:
+                return self._receive_body(stream, frame)
+            if (headers := self._headers_of_begin(frame)) is not None:
+                return self._receive_begin(frame, headers)
+            if (plain := plain_frame(frame)) is not None:
+                return self._receive_frame(plain)
         except ProtocolError as error:  # as in h2's `receive_data`
             self._terminate_connection(error.error_code)
             raise
+        return self.receive_data(frame.raw)
+
+    def _stream_of_body(self, frame: WholeFrame) -> H2Stream | None:
+        """The stream, if the frame is a piece of a body that is in order."""
+        if frame.kind != DATA or frame.flags & PADDED:
+            return None
+        stream = self.streams.get(frame.stream_id)
+        if stream is None or not self._is_open:
+            return None
+        machine, expected = stream.state_machine, stream._expected_content_length
+        if expected is not None:
+            missing = expected - stream._actual_content_length - frame.length
+            if missing < 0 or (missing and frame.flags & END_STREAM):
+                return None
+        return stream if machine.headers_received and machine.state in _RECEIVING else None
+
+    def _receive_body(self, stream: H2Stream, frame: WholeFrame) -> list[Event]:
+        """What h2 does with such a piece, at a quarter of the price."""
+        self._inbound_flow_control_window_manager.window_consumed(frame.length)
+        stream._inbound_window_manager.window_consumed(frame.length)
+        stream._actual_content_length += frame.length
+        data = DataReceived(
+            stream_id=frame.stream_id,
+            data=cast("bytes", frame.body),
+            flow_controlled_length=frame.length,
+        )
+        if frame.flags & END_STREAM:
+            return [data, *stream.state_machine.process_input(StreamInputs.RECV_END_STREAM)]
+        return [data]
+
+    def _headers_of_begin(self, frame: WholeFrame) -> list[Header] | None:
+        """The headers, if with them a request or a response begins in order, and passed before.
+
+        Those with a length, which h2 reads, and informational ones are left to h2.
+        """
+        if frame.kind != HEADERS or frame.flags & ~END_STREAM != END_HEADERS or not self._is_open:
+            return None
+        stream, client_side = self.streams.get(frame.stream_id), self.config.client_side
+        if client_side:
+            machine = stream.state_machine if stream is not None else None
+            if machine is None or machine.headers_received or machine.state not in _RECEIVING:
+                return None
+        elif (
+            stream is not None
+            or not frame.stream_id & 1
+            or frame.stream_id <= self.highest_inbound_stream_id
+        ):
+            return None
+        decoded = self._memo_decoder.known(frame.body)
+        headers = self._memo.get((decoded, _OF_BEGIN[client_side])) if decoded else None
+        if headers is None or any(name == b"content-length" for name, _ in headers):
+            return None
+        if stream is not None and (stream.request_method == b"HEAD" or headers[0][1][:1] == b"1"):
+            return None
+        return headers
+
+    def _receive_begin(self, frame: WholeFrame, headers: list[Header]) -> list[Event]:
+        """What h2 does with such headers, at a third of the price."""
+        stream = self.streams.get(frame.stream_id)
+        if stream is None:
+            stream = self._begin_new_stream(frame.stream_id, AllowedStreamIDs.ODD)
+        events = stream.state_machine.process_input(StreamInputs.RECV_HEADERS)
+        cast("RequestReceived | ResponseReceived", events[0]).headers = headers
+        if frame.flags & END_STREAM:
+            events += stream.state_machine.process_input(StreamInputs.RECV_END_STREAM)
+        return events
+
+    def send_head(self, stream_id: int, headers: Headers, *, end: bool) -> None:
+        """h2's `send_headers` for a request, or a final response, that `wire.headers` has checked.
+
+        Where all is in order it does not go through it: that costs three times as much.
+        """
+        stream = self.streams.get(stream_id)
+        block = self._encoder.encode(headers) if self._encoder.announced else None
+        if (
+            block is None  # else encoding it twice gives the same
+            or len(block) > self.max_outbound_frame_size
+            or not self._is_open
+            or (stream is None) is not self.config.client_side
+            or (stream is not None and stream.state_machine.headers_sent)
+        ):
+            self.send_headers(stream_id, headers, end_stream=end)
+            return
+        if stream is None:
+            stream = self._begin_new_stream(stream_id, AllowedStreamIDs.ODD)
+        stream.state_machine.process_input(StreamInputs.SEND_HEADERS)
+        if end:
+            stream.state_machine.process_input(StreamInputs.SEND_END_STREAM)
+        if self.config.client_side:
+            stream.request_method = value_of(headers, b":method")  # answers to HEAD have no body
+        flags = END_HEADERS | END_STREAM if end else END_HEADERS
+        self._data_to_send += head_of(HEADERS, flags, stream_id, len(block)) + block
+
+    def send_body(self, stream_id: int, data: bytes | memoryview, *, end: bool) -> None:
+        """h2's `send_data`; where all is in order, without going through it."""
+        stream = self.streams[stream_id]
+        in_order = stream.state_machine.state in _SENDING and self._is_open
+        fits = len(data) <= min(self.send_room(stream_id), self.max_outbound_frame_size)
+        if not (in_order and fits):
+            self.send_data(stream_id, data, end_stream=end)
+            return
+        stream.outbound_flow_control_window -= len(data)
+        self.outbound_flow_control_window -= len(data)
+        if end:
+            stream.state_machine.process_input(StreamInputs.SEND_END_STREAM)
+        self._queue(stream_id, END_STREAM if end else 0, data)
+
+    def acknowledge_received_data(self, acknowledged_size: int, stream_id: int) -> None:
+        """As h2 does it; nearly always this only adds up, and sends nothing."""
+        self._credit(0, self._inbound_flow_control_window_manager, acknowledged_size)
+        stream = self.streams.get(stream_id)
+        if stream is not None and stream.open:
+            self._credit(stream_id, stream._inbound_window_manager, acknowledged_size)
+
+    def _credit(self, stream_id: int, window: WindowManager, size_bytes: int) -> None:
+        if increment := window.process_bytes(size_bytes):
+            frame = WindowUpdateFrame(stream_id)
+            frame.window_increment = increment
+            self._prepare_for_sending([frame])
+
+    def data_to_send(self, amount: int | None = None) -> bytes:
+        """All of it, however much was asked for."""
+        return b"".join(self.parts_to_send())
+
+    def parts_to_send(self) -> list[bytes | bytearray | memoryview]:
+        """The same in pieces, none of them empty."""
+        if not (self._queued or self._data_to_send):
+            return []
+        parts = self._queued
+        if self._data_to_send:
+            parts.append(self._data_to_send)
+        self._queued, self._queued_bytes, self._data_to_send = [], 0, bytearray()
+        return parts
 
     def _prepare_for_sending(self, frames: list[Frame]) -> None:
-        """As h2 does it, but bodies, which never have padding here, are copied once."""
+        """As h2 does it, but bodies, which never have padding here, are not copied on the way."""
         for frame in frames:
             if isinstance(frame, DataFrame):
                 flags = END_STREAM if "END_STREAM" in frame.flags else 0
-                self._data_to_send += head_of(DATA, flags, frame.stream_id, len(frame.data))
-                self._data_to_send += frame.data
+                self._queue(frame.stream_id, flags, frame.data)
             else:
                 self._data_to_send += frame.serialize()
+
+    def _queue(self, stream_id: int, flags: int, body: bytes | memoryview) -> None:
+        """A DATA frame behind what waits: large bodies as they are, to be joined when they go."""
+        self._data_to_send += head_of(DATA, flags, stream_id, len(body))
+        if len(body) < _LARGE_BODY_BYTES:
+            self._data_to_send += body
+        else:
+            self._queued += (self._data_to_send, body)
+            self._queued_bytes += len(self._data_to_send) + len(body)
+            self._data_to_send = bytearray()
 
     def _receive_headers_frame(self, frame: HeadersFrame) -> tuple[list[Frame], list[Event]]:
         if "PRIORITY" in frame.flags:  # deprecated; we only refuse what RFC 7540 forbids
@@ -373,21 +383,6 @@ class Connection(H2Connection):
         return frames, all_events
 
 
-def _plain(frame: WholeFrame) -> PlainData | PlainHeaders | None:
-    """The frame for h2, if it has only a body: no padding, no priority, nothing to follow."""
-    plain: PlainData | PlainHeaders
-    if frame.stream_id and frame.kind == DATA and not frame.flags & PADDED:
-        plain = PlainData(frame.stream_id, frame.body)
-    elif frame.stream_id and frame.kind == HEADERS and frame.flags & ~END_STREAM == END_HEADERS:
-        plain = PlainHeaders(frame.stream_id, frame.body)
-        plain.flags.add("END_HEADERS")
-    else:
-        return None
-    if frame.flags & END_STREAM:
-        plain.flags.add("END_STREAM")
-    return plain
-
-
 def settings_of(limits: Limits) -> dict[SettingCodes, int]:
     """What we advertise under these limits."""
     return {
@@ -398,11 +393,3 @@ def settings_of(limits: Limits) -> dict[SettingCodes, int]:
         SettingCodes.MAX_FRAME_SIZE: limits.max_frame_bytes,
         SettingCodes.MAX_HEADER_LIST_SIZE: limits.max_header_bytes,
     }
-
-
-def _remember(memo: dict[K, V], key: K, value: V, size_bytes: int) -> None:
-    """Keep a small value; start over when there are too many, so that memory stays bounded."""
-    if size_bytes <= _MEMO_BLOCK_BYTES:
-        if len(memo) >= _MEMO_ENTRIES:
-            memo.clear()
-        memo[key] = value

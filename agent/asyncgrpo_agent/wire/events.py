@@ -29,7 +29,7 @@ class DataReceived:
     """Body bytes. `flow_bytes` (padding included) must be acknowledged exactly once."""
 
     stream_id: int
-    data: bytes
+    data: bytes | memoryview
     flow_bytes: int
 
 

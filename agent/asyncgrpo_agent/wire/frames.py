@@ -13,9 +13,11 @@ from typing import Final, NamedTuple
 
 PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEAD: Final = Struct(">HBBBL")  # length in the first two, kind, flags, stream
-_HEAD_BYTES: Final = _HEAD.size
+HEAD_BYTES: Final = _HEAD.size
 _ACK: Final = 0x1
 _MAX_SETTINGS_BYTES: Final = 32 * 6  # HTTP/2 and its extensions define about ten settings
+_VIEW_BYTES: Final = 64 << 10  # a body from here on is worth not copying
+_KEPT_PER_BODY: Final = 3  # a view may keep a buffer alive that is so many times as large
 
 PROTOCOL_ERROR: Final = 0x1
 FRAME_SIZE_ERROR: Final = 0x6
@@ -52,13 +54,13 @@ def head_of(kind: int, flags: int, stream_id: int, length: int) -> bytes:
 
 
 class Frame(NamedTuple):
-    """One whole frame; `length` is that of its body."""
+    """One whole frame; `length` is that of its body. Only a large DATA body is a memoryview."""
 
     kind: int
     flags: int
     stream_id: int
     length: int
-    body: bytes
+    body: bytes | memoryview
 
     @property
     def raw(self) -> bytes:
@@ -76,43 +78,83 @@ class FrameSplitter:
         self._preface = PREFACE if preface else b""
         self._first = True
         self._block_bytes = 0
-        self._buffer = bytearray()
+        self._buffer: bytes | bytearray | memoryview = b""
+        self._at = 0  # where in it the next frame begins
+        self._begun: bytearray | None = None  # the buffer, if it is ours and may grow
+        self._rest: bytes | memoryview = b""  # what follows a buffer that ends with its frame
 
-    def feed(self, data: bytes) -> None:
-        self._buffer += data
+    def feed(self, data: bytes | bytearray) -> None:
+        """Take bytes over: a bytearray must not be changed any more."""
+        if not self._buffer:
+            self._buffer, self._at = data, 0
+            return
+        if self._begun is None or self._rest:  # else nobody has a view of it
+            self._begun = bytearray(memoryview(self._buffer)[self._at :])
+            self._begun += self._rest
+            self._buffer, self._at, self._rest = self._begun, 0, b""
+        missing = self._missing_bytes(len(data))
+        whole = memoryview(data)
+        self._begun += whole[:missing]
+        self._rest = whole[missing:]
+
+    def _missing_bytes(self, most_bytes: int) -> int:
+        """How much completes the frame that has begun: the rest need not be copied."""
+        held = len(self._buffer)
+        if held < HEAD_BYTES:
+            return most_bytes
+        high, low, *_ = _HEAD.unpack_from(self._buffer)
+        missing = HEAD_BYTES + (high << 8 | low) - held
+        return missing if 0 < missing < most_bytes else most_bytes
 
     @property
     def held_bytes(self) -> int:
-        return len(self._buffer)
+        return len(self._buffer) - self._at + len(self._rest)
+
+    @property
+    def begun(self) -> int | None:
+        """The kind of the frame whose first bytes are here, once `next_frame` gives no more.
+
+        None if nothing is here, and -1 while the kind is not.
+        """
+        if not self._buffer:
+            return None
+        return self._buffer[self._at + 3] if self.held_bytes > 3 else -1
 
     def next_frame(self) -> Frame | None:
         """The next whole frame, or None until more bytes are fed."""
         if self._preface and not self._take_preface():
             return None
-        buffer = self._buffer
-        if len(buffer) < _HEAD_BYTES:
+        buffer, begin = self._buffer, self._at + HEAD_BYTES
+        if len(buffer) < begin:
             return None
-        length = buffer[0] << 16 | buffer[1] << 8 | buffer[2]
-        kind, flags = buffer[3], buffer[4]
+        high, low, kind, flags, stream_id = _HEAD.unpack_from(buffer, self._at)
+        length = high << 8 | low
         self._judge(kind, flags, length)
-        end = _HEAD_BYTES + length
+        end = begin + length
         if len(buffer) < end:
             return None
-        stream_id = int.from_bytes(buffer[5:9], "big") & 0x7FFF_FFFF
-        body = bytes(memoryview(buffer)[_HEAD_BYTES:end])  # copied once, unlike a slice's bytes
-        del buffer[:end]
+        body: bytes | memoryview = memoryview(buffer)[begin:end]
+        if kind != DATA or length < _VIEW_BYTES or length * _KEPT_PER_BODY < len(buffer):
+            body = bytes(body)
+        self._skip_to(end)
         if kind != DATA:
             self._note(kind, flags, length)
-        return Frame(kind, flags, stream_id, length, body)
+        return Frame(kind, flags, stream_id & 0x7FFF_FFFF, length, body)
+
+    def _skip_to(self, end: int) -> None:
+        self._at = end
+        self._begun = None
+        if end == len(self._buffer):
+            self._buffer, self._at, self._rest = self._rest, 0, b""
 
     def _take_preface(self) -> bool:
         """Compare what is there of the client's preface; True once it is complete."""
-        have = self._buffer[: len(self._preface)]
+        have = bytes(self._buffer[: len(self._preface)])
         if not self._preface.startswith(have):
             raise Breach(PROTOCOL_ERROR, "the peer does not speak HTTP/2")
         if len(have) < len(self._preface):
             return False
-        del self._buffer[: len(self._preface)]
+        self._skip_to(len(self._preface))
         self._preface = b""
         return True
 

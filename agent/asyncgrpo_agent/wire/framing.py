@@ -1,7 +1,7 @@
 """Length-prefixed JSON: 4 bytes of big-endian length, then one message.
 
 Used on control streams and for the envelopes ahead of rollout bodies. Bounded: a length above
-`MAX_MESSAGE_BYTES` is the peer's fault, found before a byte of it is buffered.
+the limit is the peer's fault, found before a byte of it is buffered.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ class Deframer(Generic[T]):
     """Collects bytes and gives whole messages, in order."""
 
     def __init__(self, decoder: msgspec.json.Decoder[T]) -> None:
+        self.max_bytes = MAX_MESSAGE_BYTES  # of one message; may be set
         self._decoder = decoder
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> None:
+    def feed(self, data: bytes | memoryview) -> None:
         self._buffer += data
 
     def next_message(self) -> T | None:
@@ -42,10 +43,8 @@ class Deframer(Generic[T]):
         if len(self._buffer) < _PREFIX_BYTES:
             return None
         length = int.from_bytes(self._buffer[:_PREFIX_BYTES], "big")
-        if length > MAX_MESSAGE_BYTES:
-            raise PeerProtocolError(
-                f"message of {length} bytes, at most {MAX_MESSAGE_BYTES} allowed"
-            )
+        if length > self.max_bytes:
+            raise PeerProtocolError(f"message of {length} bytes, at most {self.max_bytes} allowed")
         end = _PREFIX_BYTES + length
         if len(self._buffer) < end:
             return None

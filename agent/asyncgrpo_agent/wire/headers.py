@@ -11,10 +11,11 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from asyncgrpo_agent.wire.messages import CONTROL_PATH, ROLLOUT_PATH
+from asyncgrpo_agent.wire.messages import ADAPTER_PATH, CONTROL_PATH, ROLLOUT_PATH
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
+_BEARER: Final = re.compile(rb"[Bb]earer ([A-Za-z0-9_-]{16,128})")
 _AUTHORITY: Final = b"agrpo"  # the peer is known from its connection; HTTP only wants a name here
 
 
@@ -27,12 +28,39 @@ def post_request(path: str) -> Headers:
     )
 
 
+def get_request(path: str, token: str) -> Headers:
+    """By the holder of a token. Not constant: it holds a secret."""
+    return (
+        (b":method", b"GET"),
+        (b":scheme", b"https"),
+        (b":authority", _AUTHORITY),
+        (b":path", path.encode("ascii")),
+        (b"authorization", b"Bearer " + token.encode("ascii")),
+    )
+
+
+def bearer_of(headers: Headers) -> str:
+    """The token of a request, "" if it carries none that could be one of ours."""
+    match = _BEARER.fullmatch(value_of(headers, b"authorization") or b"")
+    return "" if match is None else match[1].decode("ascii")
+
+
 def plain_response(status: int) -> Headers:
     return ((b":status", b"%d" % status),)
 
 
+def response(status: int, content_type: str) -> Headers:
+    """With a body for the holder of a token, or a text that says why there is none."""
+    return (
+        *plain_response(status),
+        (b"content-type", content_type.encode("ascii")),
+        (b"cache-control", b"no-store"),
+    )
+
+
 CONTROL_REQUEST: Final = post_request(CONTROL_PATH)
 ROLLOUT_REQUEST: Final = post_request(ROLLOUT_PATH)
+ADAPTER_REQUEST: Final = post_request(ADAPTER_PATH)
 OK_RESPONSE: Final = plain_response(200)
 NOT_FOUND_RESPONSE: Final = plain_response(404)
 

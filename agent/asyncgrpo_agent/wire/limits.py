@@ -8,6 +8,7 @@ volume and speed stays within them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Final
 
 KIB: Final = 1 << 10
@@ -62,7 +63,11 @@ class Limits:
     """Preface and first SETTINGS must be here by then."""
 
     header_block_deadline_s: float = 10.0
-    """A header block must be complete this long after its first frame."""
+    """A header block, and a frame of any kind but DATA, must be complete this long after its first
+    byte."""
+
+    data_frame_deadline_s: float = 10.0
+    """A DATA frame must be complete this long after its first byte."""
 
     ping_s: float = 10.0
     """Time between our PINGs, unless `set_ping` says otherwise."""
@@ -77,11 +82,12 @@ PRE_AUTH: Final = Limits()
 AUTHENTICATED: Final = replace(
     PRE_AUTH,
     stream_window_bytes=MIB,
-    max_frame_bytes=64 * KIB,
-    max_streams=1024,
-    wasted_streams=Rate(per_s=256, burst=4096),
+    max_frame_bytes=128 * KIB,
+    max_streams=4096,
+    wasted_streams=Rate(per_s=256, burst=4096 + 2048),  # open ones count until they end in order
     control_frames=Rate(per_s=10, burst=100),
     idle_frames=Rate(per_s=500, burst=4096),
     max_control_bytes=256 * KIB,
+    data_frame_deadline_s=inf,  # lines may be slow; streams and PINGs have deadlines of their own
 )
 """After a registration was accepted."""

@@ -1,11 +1,13 @@
 """When to PING, and when a peer counts as gone. Any byte that comes is a proof of life.
 
-Three deadlines: the first SETTINGS, the end of a header block that has begun, and one byte of any
-kind after a PING went out. A PING goes out every `ping_s`, busy or idle, because its answer is
-also the round-trip time that status shows.
+Three deadlines: the first SETTINGS, the end of a frame or header block that has begun, and one
+byte of any kind after a PING went out. A PING goes out every `ping_s`, busy or idle, because its
+answer is also the round-trip time that status shows.
 """
 
 from __future__ import annotations
+
+from math import inf
 
 from asyncgrpo_agent.wire.limits import Limits
 
@@ -16,9 +18,8 @@ class Liveness:
     def __init__(self, limits: Limits, now: float) -> None:
         self._ping_s = limits.ping_s
         self._ping_deadline_s = limits.ping_deadline_s
-        self._block_deadline_s = limits.header_block_deadline_s
         self._settings_due: float | None = now + limits.settings_deadline_s
-        self._block_due: float | None = None
+        self._frame_due: float | None = None
         self._next_ping = now + limits.ping_s
         self._ping_sent: float | None = None
         self._pings = 0
@@ -30,13 +31,20 @@ class Liveness:
         if self._ping_sent is None:
             self._next_ping = min(self._next_ping, now + ping_s) if self._pings else now + ping_s
 
-    def heard(self, now: float, *, block_open: bool) -> None:
-        """Bytes came; `block_open` says whether they left a header block unfinished."""
+    def heard(self, now: float) -> None:
+        """Bytes came."""
         self._heard = now
-        if not block_open:
-            self._block_due = None
-        elif self._block_due is None:
-            self._block_due = now + self._block_deadline_s
+
+    def finished(self) -> None:
+        """A frame or header block came to its end; whatever is unfinished began after it."""
+        self._frame_due = None
+
+    def unfinished(self, now: float, deadline_s: float) -> None:
+        """One has begun and may take so long; infinite if none has, or it may take any time."""
+        if deadline_s == inf:
+            self._frame_due = None
+        elif self._frame_due is None:
+            self._frame_due = now + deadline_s
 
     def ready(self) -> None:
         self._settings_due = None
@@ -62,8 +70,8 @@ class Liveness:
         """Why the peer counts as gone, or None."""
         if self._settings_due is not None and now >= self._settings_due:
             return "the peer sent no HTTP/2 SETTINGS in time"
-        if self._block_due is not None and now >= self._block_due:
-            return "the peer did not finish a header block in time"
+        if self._frame_due is not None and now >= self._frame_due:
+            return "the peer did not finish a frame or header block in time"
         silence_due = self._silence_due()
         if silence_due is not None and now >= silence_due:
             return f"the peer has been silent for {now - self._heard:.1f} s, also to a PING"
@@ -72,7 +80,7 @@ class Liveness:
     def next_deadline(self) -> float:
         silence_due = self._silence_due()
         due = [self._next_ping if silence_due is None else silence_due]
-        due += [t for t in (self._settings_due, self._block_due) if t is not None]
+        due += [t for t in (self._settings_due, self._frame_due) if t is not None]
         return min(due)
 
     def _silence_due(self) -> float | None:

@@ -3,7 +3,11 @@
 Control messages are msgspec structs, tagged by `t`, sent as JSON in frames of a 4-byte big-endian
 length (see `wire.framing`). A rollout stream carries one request: a framed `Rollout`, then the
 body for vLLM untouched; the answer is a framed `RolloutAnswer`, then the body. Proxy and replica
-read envelopes only and never parse a body.
+read envelopes only and never parse a body. An adapter stream, from the trainer to the proxy or from
+there to a replica, carries a framed `AdapterBytes`, the sealed commit and the files that it names,
+in the order of their names; a framed `AdapterAnswer` may come before all of that was sent.
+Whoever holds a token of a run may also GET its adapters, as `AdapterList` and one by one: the
+answer's body is then what an adapter stream carries.
 
 Unknown fields are ignored, so that a newer peer may add some; a message that lacks a field or has
 a wrong type is the peer's fault and ends its connection.
@@ -20,6 +24,8 @@ ALPN_REVERSED: Final = "agrpo-rev/1"  # replicas: the dialler is the HTTP/2 serv
 ALPN_FORWARD: Final = "h2"  # trainers, browsers, curl: the dialler is the HTTP/2 client
 CONTROL_PATH: Final = "/.agrpo/control"
 ROLLOUT_PATH: Final = "/.agrpo/rollout"
+ADAPTER_PATH: Final = "/.agrpo/adapter"
+ADAPTERS_PATH: Final = "/.agrpo/adapters"  # GET: and /RUN, or /RUN/KEY of a commit
 
 
 class Adapter(msgspec.Struct, frozen=True):
@@ -42,6 +48,13 @@ class EngineFacts(msgspec.Struct, frozen=True):
     max_lora_rank: int
     vllm_version: str
     world_size: int = 1
+    max_cpu_loras: int = 0  # 0 if it is not known
+    logprobs_mode: str = ""  # "" if it is not known
+    quantization: str = ""  # as vLLM names it; "" if there is none
+    kv_cache_dtype: str = ""  # "auto": that of the model
+    data_parallel_size: int = 1
+    api_servers: int = 1
+    tokens_per_s: float = 0.0  # of one rollout alone, when it was found ready; 0 if not measured
 
 
 class ReplicaRow(msgspec.Struct, frozen=True):
@@ -59,13 +72,16 @@ class ReplicaRow(msgspec.Struct, frozen=True):
     tokens_per_s: float
     rtt_ms: float
     paused_s: float = 0.0
+    unverified: bool = False  # a server without an agent: nobody there checks adapters
+    quantization: str = ""  # the class that its rollouts belong to; "" is that of the plain model
+    price_per_hour: float = 0.0  # 0 if it is not known
 
 
 # --- dialler to acceptor ---------------------------------------------------------------------
 
 
 class Hello(msgspec.Struct, frozen=True, tag_field="t", tag="hello"):
-    """The first message of every link."""
+    """The first message of the dialler."""
 
     protocol: int
     role: Literal["replica", "trainer"]
@@ -77,6 +93,14 @@ class Hello(msgspec.Struct, frozen=True, tag_field="t", tag="hello"):
     capacity: int = 0  # rollouts a replica takes at once
     attempt: str = ""  # a trainer that comes back keeps its attempt
     attempt_seen: int = 0  # the highest number of this run that the host knows of
+    host_key: str = ""  # a replica's public key, hex; without one it never takes a name over
+    host_proof: str = ""  # answers the challenge; see `wire.host_proof`
+    source: Literal["bucket", "link"] = "bucket"  # where a replica gets its adapters
+    max_staleness: int = -1  # of a trainer's rollouts, in policy versions; -1 if it is not known
+    base_model: str = ""  # the name that a trainer knows it by
+    model_digest: str = ""  # of a trainer's base model
+    allow_quantized: bool = False  # whether a trainer takes rollouts of quantised replicas
+    price_per_hour: float = 0.0  # of a replica's host; 0 if it is not known
 
 
 class EngineUp(msgspec.Struct, frozen=True, tag_field="t", tag="engine_up"):
@@ -114,6 +138,7 @@ class Progress(msgspec.Struct, frozen=True, tag_field="t", tag="progress"):
     generated_tokens: int  # since vLLM started
     kv_used: float  # 0 to 1
     paused_s: float = 0.0  # seconds, so far, in which vLLM said that it was paused
+    awaited: dict[str, str] = {}  # adapters it was asked for and lacks -> how far they have come
 
 
 class Draining(msgspec.Struct, frozen=True, tag_field="t", tag="draining"):
@@ -132,6 +157,7 @@ class Published(msgspec.Struct, frozen=True, tag_field="t", tag="published"):
     timeout_s: float  # the sync ends after this in any case
     bytes: int
     phases_s: dict[str, float]
+    folder: str = ""  # key of its files' folder; "" if the agent does not say
 
 
 class Retired(msgspec.Struct, frozen=True, tag_field="t", tag="retired"):
@@ -151,6 +177,12 @@ class RunEnded(msgspec.Struct, frozen=True, tag_field="t", tag="run_ended"):
 # --- acceptor to dialler ---------------------------------------------------------------------
 
 
+class Challenge(msgspec.Struct, frozen=True, tag_field="t", tag="challenge"):
+    """The first message to a replica; its hello proves its host key with the nonce."""
+
+    nonce: str  # random for each connection
+
+
 class Accepted(msgspec.Struct, frozen=True, tag_field="t", tag="accepted"):
     """The proxy took the hello. Liveness parameters come from here, not from two files."""
 
@@ -163,11 +195,12 @@ class Accepted(msgspec.Struct, frozen=True, tag_field="t", tag="accepted"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag_field="t", tag="refused"):
-    """The proxy refused the hello."""
+    """The proxy refused the hello, or (duplicate) gave the name to a newer process since."""
 
     kind: Literal["retry", "permanent", "version", "duplicate"]
     reason: str
     retry_after_s: float = 0.0
+    fix: str = ""  # what to do about it
 
 
 class Announce(msgspec.Struct, frozen=True, tag_field="t", tag="announce"):
@@ -176,6 +209,7 @@ class Announce(msgspec.Struct, frozen=True, tag_field="t", tag="announce"):
     adapter: Adapter
     commit: str
     live: list[str]
+    folder: str = ""  # as in `Published`
 
 
 class Retire(msgspec.Struct, frozen=True, tag_field="t", tag="retire"):
@@ -217,12 +251,25 @@ class Fleet(msgspec.Struct, frozen=True, tag_field="t", tag="fleet"):
     replicas: list[ReplicaRow]
     waiting: int = 0  # rollouts held in the proxy because no replica could take them
     held_s: float = 0.0  # seconds, so far, in which at least one rollout was held
-    routed: dict[str, int] = {}  # "affinity", "least loaded", "spill" -> rollouts
+    routed: dict[str, int] = {}  # "affinity", "least loaded", "spill", "probe"
     retried: int = 0  # rollouts sent to a second replica
+    link_sources: int = 0  # registered replicas that get their adapters over their links
+    duplicates: int = 0  # of the retried, those that may have run before
+    delayed: int = 0  # of the retried, those that had to wait first
+    refused: int = 0  # rollouts, so far, because the queue was full
+    replica_hours: float = 0.0  # of the whole run
+    unpriced_hours: float = 0.0  # of those, on replicas whose price is not known
+    cost: float = 0.0  # of the others
+
+
+class Supply(msgspec.Struct, frozen=True, tag_field="t", tag="supply"):
+    """Replicas without a bucket need these adapters, and the proxy lacks them. Newest first."""
+
+    names: list[str]
 
 
 class Finish(msgspec.Struct, frozen=True, tag_field="t", tag="finish"):
-    """The run is over: drain and exit 0."""
+    """The run is over, or somebody wants this replica gone: drain and exit 0."""
 
     reason: str
 
@@ -239,7 +286,18 @@ FromDialler = (
     | Retired
     | RunEnded
 )
-FromAcceptor = Accepted | Refused | Announce | Retire | ReplicaAck | SyncReport | Fleet | Finish
+FromAcceptor = (
+    Challenge
+    | Accepted
+    | Refused
+    | Announce
+    | Retire
+    | ReplicaAck
+    | SyncReport
+    | Fleet
+    | Supply
+    | Finish
+)
 
 
 # --- rollouts --------------------------------------------------------------------------------
@@ -264,6 +322,42 @@ class RolloutAnswer(msgspec.Struct, frozen=True):
     content_type: str
     encoding: Literal["identity", "deflate"]  # deflate: zlib, over 16 KiB
     replica: str
-    hop: str = ""  # who made this error: "gateway", "proxy", "replica", "vllm"; "" if it is none
+    hop: str = ""  # whose error: "gateway", "proxy", "replica", "vllm", "edge"; "" if it is none
     may_have_run: bool = True
     reason: str = ""
+    retry_after_s: float = 0.0  # the proxy has no room for it now; 0 says nothing
+
+
+# --- adapters over links ---------------------------------------------------------------------
+
+
+class AdapterBytes(msgspec.Struct, frozen=True):
+    """The envelope ahead of an adapter. What follows is described, and signed, by its commit."""
+
+    adapter: Adapter
+    commit: str  # the commit's key below the run's folder
+    commit_bytes: int
+
+
+class AdapterAnswer(msgspec.Struct, frozen=True):
+    """What became of an adapter at its receiver; "have" says that it was there before."""
+
+    outcome: Literal["have", "stored", "refused"]
+    reason: str = ""
+
+
+class ListedAdapter(msgspec.Struct, frozen=True):
+    """One adapter that the proxy holds, or that is in use and the trainer can bring."""
+
+    adapter: Adapter
+    commit: str  # the commit's key below the run's folder
+    sealed: bytes  # the commit as it is signed; b"" if the proxy does not hold the adapter
+    held_by: list[str]  # replicas whose vLLM has loaded it
+
+
+class AdapterList(msgspec.Struct, frozen=True):
+    """What can be had of a run, oldest first. `live` names what a rollout may still use."""
+
+    run: str
+    live: list[str]
+    adapters: list[ListedAdapter]

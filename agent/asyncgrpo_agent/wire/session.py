@@ -2,16 +2,14 @@
 
 Theory of operation. Inbound bytes pass the frame guard (`wire.frames`), the budgets
 (`wire.budgets`) and then h2 (`wire.connection`), one frame at a time, so that what came before a
-fault is still delivered. Outbound bodies wait in the outbox (`wire.buffers`) until `take_output`
-moves them into frames as far as the peer's windows allow; headers, answers and resets overtake
-them. Timers live in `wire.liveness`.
+fault is still delivered. What our own side does with streams, and how bodies leave, is in
+`wire.streams`, whose state this class shares; timers live in `wire.liveness`.
 
 Invariants:
 * No bytes from the peer make `receive` raise; a breach gives one SessionClosed with a
   PeerProtocolError, and GOAWAY is in the output.
 * SessionClosed is the last event and comes exactly once.
 * Every DataReceived is to be acknowledged exactly once, whatever became of its stream.
-* A stream that is unknown here is normal: resets cross on the wire. Calls on it do nothing.
 
 One owner mutates a session. It never waits between a mutation and `take_output`, and looks for
 events (`take_events`, or `tick` when `next_deadline` is past) after calls that may cause some.
@@ -19,6 +17,7 @@ events (`take_events`, or `tick` when `next_deadline` is past) after calls that 
 
 from __future__ import annotations
 
+import math
 from typing import Final, cast
 
 import h2.events
@@ -30,9 +29,6 @@ from hpack.exceptions import HPACKError
 from hyperframe.exceptions import HyperframeError
 
 from asyncgrpo_agent.errors import LinkError, PeerProtocolError
-from asyncgrpo_agent.wire.budgets import Budgets
-from asyncgrpo_agent.wire.buffers import Outbox, SendBuffer
-from asyncgrpo_agent.wire.connection import Connection
 from asyncgrpo_agent.wire.events import (
     DataReceived,
     Event,
@@ -46,10 +42,20 @@ from asyncgrpo_agent.wire.events import (
     StreamReset,
     StreamWritable,
 )
-from asyncgrpo_agent.wire.frames import Breach, Frame, FrameSplitter
-from asyncgrpo_agent.wire.headers import Headers, check_request, check_response
+from asyncgrpo_agent.wire.frames import (
+    CONTINUATION,
+    DATA,
+    HEAD_BYTES,
+    HEADERS,
+    SETTINGS,
+    Breach,
+    Frame,
+    FrameSplitter,
+)
+from asyncgrpo_agent.wire.headers import Headers
 from asyncgrpo_agent.wire.limits import Limits
 from asyncgrpo_agent.wire.liveness import Liveness
+from asyncgrpo_agent.wire.streams import Streams
 
 # Users of a session take its events from here.
 __all__ = [
@@ -68,9 +74,7 @@ __all__ = [
     "StreamWritable",
 ]
 
-OUTPUT_BYTES: Final = 64 << 10  # `take_output` stops filling here
-_TURN_BYTES: Final = (32 << 10) - 9  # least for a stream's turn: with its head two TLS records
-_STREAMS_BEFORE_SETTINGS: Final = 100  # what RFC 9113 recommends as the least peers allow
+WORK_A_CALL: Final = 64  # of `receive`, in units of `_work_of`: 5 ms at worst
 _REASON_BYTES: Final = 200
 _PAST: Final = float("-inf")
 
@@ -87,7 +91,7 @@ _CODEC_ERRORS: Final = (
 )
 
 
-class Session:
+class Session(Streams):
     """Either end of a connection, in either HTTP/2 role.
 
     `strict_codec` lets errors that h2 ought not to raise through: for fuzz tests.
@@ -96,24 +100,17 @@ class Session:
     def __init__(
         self, *, client: bool, limits: Limits, now: float, strict_codec: bool = False
     ) -> None:
-        self._client = client
-        self._limits = limits
+        super().__init__(client=client, limits=limits, now=now)
         self._codec_errors = () if strict_codec else _CODEC_ERRORS
-        self._h2 = Connection(client=client, limits=limits)
         self._splitter = FrameSplitter(
             preface=not client,
             max_frame_bytes=limits.max_frame_bytes,
             max_header_bytes=limits.max_header_bytes,
         )
-        self._budgets = Budgets(limits, client=client, now=now)
-        self._outbox = Outbox(high_bytes=limits.send_high_bytes, low_bytes=limits.send_low_bytes)
         self._liveness = Liveness(limits, now)
         self._now = now
-        self._events: list[Event] = []
-        self._allowed_streams = _STREAMS_BEFORE_SETTINGS
-        self._could_open = client
         self._ready = False
-        self._closed = False
+        self._backlog = False
 
     # --- state ---------------------------------------------------------------------------
 
@@ -123,48 +120,42 @@ class Session:
         return self._ready
 
     @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
-    def open_streams(self) -> int:
-        return len(self._h2.streams)
-
-    def can_open(self) -> bool:
-        """Whether the peer's limit (100 before its SETTINGS) allows one more stream."""
-        if self._closed or not self._client or self._streams_used_up():
-            return False
-        return len(self._h2.streams) < self._allowed_streams
-
-    def writable(self, stream_id: int) -> bool:
-        """Whether the buffer is below high water. True for a stream that is gone: writes to it
-        do nothing, so there is nothing to wait for.
-        """
-        return self._outbox.writable(stream_id)
-
-    def buffered_bytes(self, stream_id: int) -> int:
-        buffer = self._outbox.get(stream_id)
-        return buffer.size_bytes if buffer is not None else 0
+    def backlog(self) -> bool:
+        """Frames may be left that `receive` has yet to look at."""
+        return self._backlog
 
     # --- from the peer, and from the clock -------------------------------------------------
 
-    def receive(self, data: bytes, now: float) -> list[Event]:
-        """Take bytes from the peer; give what they mean, in order."""
+    def receive(self, data: bytes | bytearray, now: float) -> list[Event]:
+        """Take bytes from the peer; give what they mean, in order.
+
+        One call does a few milliseconds of work at most. While `backlog` says that frames are
+        left, let others work, then call it again without bytes.
+        """
         if self._closed:
             return self.take_events()
         self._now = now
-        try:
+        if data:
             self._splitter.feed(data)
-            while not self._closed and (frame := self._splitter.next_frame()) is not None:
+            self._liveness.heard(now)
+        block_open, work = self._splitter.block_open, WORK_A_CALL
+        try:
+            while (
+                work > 0 and not self._closed and (frame := self._splitter.next_frame()) is not None
+            ):
                 self._receive_frame(frame)
+                work -= 1 if frame.kind == DATA else self._work_of(frame)
         except Breach as breach:
             self._refuse(breach.code, breach.reason)
         except ProtocolError as error:
             self._refuse(error.error_code, str(error))
         except self._codec_errors as error:
             self._refuse(ErrorCodes.INTERNAL_ERROR, f"{type(error).__name__}: {error}")
-        if data:
-            self._liveness.heard(now, block_open=self._splitter.block_open)
+        self._backlog = work <= 0 and not self._closed and self._splitter.held_bytes >= HEAD_BYTES
+        if work < WORK_A_CALL and not (block_open and self._splitter.block_open):
+            self._liveness.finished()
+        if not self._backlog:
+            self._liveness.unfinished(now, self._frame_deadline_s())
         return self.take_events()
 
     def tick(self, now: float) -> list[Event]:
@@ -186,78 +177,7 @@ class Session:
             return _PAST
         return None if self._closed else self._liveness.next_deadline()
 
-    def take_events(self) -> list[Event]:
-        """Events that wait: calls from our side may cause StreamWritable and SlotsFreed."""
-        events, self._events = self._events, []
-        return events
-
-    # --- to the peer -----------------------------------------------------------------------
-
-    @property
-    def idle(self) -> bool:
-        """There is nothing to send and no event to take."""
-        return not (self._events or self._h2.pending_bytes or self._outbox.waiting)
-
-    def take_output(self) -> bytes:
-        """Bytes to send now, about 64 KiB at most; b"" if there is nothing or no window."""
-        if not self._closed:
-            self._fill()
-        return self._h2.data_to_send()
-
-    def open_stream(self, headers: Headers, *, end: bool = False) -> int:
-        """Begin a request. Raises RuntimeError unless `can_open()`, ValueError for bad headers."""
-        if not self.can_open():
-            raise RuntimeError("open_stream without can_open()")
-        check_request(headers)
-        stream_id = self._h2.get_next_available_stream_id()
-        self._h2.send_headers(stream_id, headers, end_stream=end)
-        self._outbox.add(stream_id)
-        self._mark(stream_id, ended=end)
-        self._could_open = self.can_open()
-        return stream_id
-
-    def respond(self, stream_id: int, headers: Headers, *, end: bool = False) -> None:
-        """Begin the response to a request, once."""
-        check_response(headers)
-        stream = self._h2.streams.get(stream_id)
-        if self._closed or stream is None:
-            return
-        if self._client or stream.state_machine.headers_sent:
-            raise RuntimeError(f"stream {stream_id} already has its headers")
-        self._h2.send_headers(stream_id, headers, end_stream=end)
-        self._mark(stream_id, ended=end)
-
-    def send(self, stream_id: int, data: bytes) -> None:
-        """Buffer body bytes behind those that wait. The caller looks at `writable` first."""
-        buffer = self._outbox.get(stream_id)
-        if buffer is not None and buffer.ending:
-            raise RuntimeError(f"stream {stream_id} was ended")
-        self._outbox.push(stream_id, data)
-
-    def end(self, stream_id: int) -> None:
-        """End our half once what is buffered has been sent."""
-        buffer = self._outbox.get(stream_id)
-        if buffer is None or buffer.ending:
-            return
-        buffer.ending = True
-        if not buffer.size_bytes:  # needs no window, so it need not wait for its turn
-            self._h2.end_stream(stream_id)
-            self._settle(stream_id)
-
-    def reset(self, stream_id: int, code: int) -> None:
-        """Give the stream up. What the peer has under way for it is dropped here."""
-        if self._closed or stream_id not in self._h2.streams:
-            return
-        self._h2.reset_stream(stream_id, code)
-        self._h2.release(stream_id)
-        self._outbox.drop(stream_id)
-        self._budgets.stream_abandoned()
-        self._look_for_slots()
-
-    def acknowledge(self, stream_id: int, flow_bytes: int) -> None:
-        """The consumer took (or dropped) received bytes; give the peer its window back."""
-        if not self._closed:
-            self._h2.acknowledge_received_data(flow_bytes, stream_id)
+    # --- the connection as a whole ---------------------------------------------------------
 
     def close(self, code: int, reason: str) -> None:
         """Say goodbye. Of all that comes afterwards only SessionClosed is reported."""
@@ -280,6 +200,8 @@ class Session:
         self._outbox.low_bytes = limits.send_low_bytes
         self._budgets.set_limits(limits)
         self._limits = limits
+        if not self._backlog:
+            self._liveness.unfinished(self._now, self._frame_deadline_s())
 
     # --- inbound frames --------------------------------------------------------------------
 
@@ -292,6 +214,24 @@ class Session:
             self._settle(frame.stream_id)
         if self._h2.pending_bytes > self._limits.max_control_bytes:
             raise Breach(ErrorCodes.ENHANCE_YOUR_CALM, "the peer does not read our answers")
+
+    def _work_of(self, frame: Frame) -> int:
+        """In units of 80 microseconds at worst, as measured: header fields of one byte each, and
+        SETTINGS that move the windows of all streams, are the dearest for their size."""
+        if frame.kind in (HEADERS, CONTINUATION):
+            return 1 + (frame.length >> 4)
+        if frame.kind == SETTINGS:
+            return 1 + (len(self._h2.streams) >> 7)
+        return 1
+
+    def _frame_deadline_s(self) -> float:
+        """How long the frame or header block that has begun may take."""
+        begun = self._splitter.begun
+        if begun == DATA:
+            return self._limits.data_frame_deadline_s
+        if begun is None and not self._splitter.block_open:
+            return math.inf
+        return self._limits.header_block_deadline_s
 
     def _on_h2_event(self, event: h2.events.Event) -> None:
         match event:
@@ -370,58 +310,7 @@ class Session:
             error = LinkError(reason)
         self._end(None, error, reason)
 
-    # --- outbound frames -------------------------------------------------------------------
-
-    def _fill(self) -> None:
-        """Move body bytes into frames, a turn for each stream, until a window or the call ends."""
-        while (
-            self._h2.pending_bytes < OUTPUT_BYTES
-            and self._h2.outbound_flow_control_window > 0
-            and (turn := self._outbox.next_turn()) is not None
-        ):
-            self._send_turn(*turn)
-
-    def _send_turn(self, stream_id: int, buffer: SendBuffer) -> None:
-        room = self._h2.send_room(stream_id)
-        if not room:
-            return  # out of the round until the peer opens the window
-        share_bytes = (OUTPUT_BYTES - self._h2.pending_bytes) // (self._outbox.waiting + 1)
-        turn_bytes = max(_TURN_BYTES, share_bytes)
-        data = buffer.pull(min(room, turn_bytes, self._h2.max_outbound_frame_size))
-        ended = buffer.ending and not buffer.size_bytes
-        self._h2.send_data(stream_id, data, end_stream=ended)
-        self._budgets.sent(len(data))
-        if self._outbox.relieved(buffer):
-            self._events.append(StreamWritable(stream_id))
-        if ended:
-            self._settle(stream_id)
-        else:
-            self._outbox.wake(stream_id)
-
-    def _mark(self, stream_id: int, *, ended: bool) -> None:
-        if ended and (buffer := self._outbox.get(stream_id)) is not None:
-            buffer.ending = True
-            self._settle(stream_id)
-
     # --- ends ------------------------------------------------------------------------------
-
-    def _settle(self, stream_id: int) -> None:
-        """Forget the stream if both sides have ended it."""
-        if self._h2.release(stream_id) and stream_id in self._outbox:
-            self._outbox.drop(stream_id)
-            self._budgets.stream_ended()
-            self._look_for_slots()
-
-    def _look_for_slots(self) -> None:
-        """Report the change from no free stream to one."""
-        if self._client:
-            can_open = self.can_open()
-            if can_open and not self._could_open:
-                self._events.append(SlotsFreed())
-            self._could_open = can_open
-
-    def _streams_used_up(self) -> bool:
-        return self._h2.highest_outbound_stream_id >= self._h2.HIGHEST_ALLOWED_STREAM_ID - 1
 
     def _refuse(self, code: int, reason: str) -> None:
         """The peer broke the protocol."""
