@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncgrpo_agent.procs.environment import child_environment
+from asyncgrpo_agent.procs.environment import Kind, child_environment
 
 FROZEN = {
     "LD_LIBRARY_PATH": "/opt/agent/_internal",
@@ -42,7 +42,7 @@ def test_library_path_stays_when_nothing_is_frozen() -> None:
         "LISTEN_FDS",
     ],
 )
-@pytest.mark.parametrize("kind", ["engine", "agent", "tool"])
+@pytest.mark.parametrize("kind", ["engine", "agent", "mount", "tool"])
 def test_what_is_meant_for_the_agent_alone_stays_with_it(name: str, kind: str) -> None:
     environment = child_environment({name: "secret"}, {}, frozen=False, kind=kind)  # type: ignore[arg-type]
     assert name not in environment
@@ -66,3 +66,33 @@ def test_additions_win() -> None:
         **additions,
         "PYINSTALLER_RESET_ENVIRONMENT": "1",
     }
+
+
+AWS = {"AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "eu"}
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("engine", {}), ("tool", {}), ("agent", AWS)])
+def test_keys_of_the_bucket_are_not_for_engines(kind: Kind, kept: dict[str, str]) -> None:
+    environment = child_environment({**AWS, "LANG": "C"}, {}, frozen=False, kind=kind)
+    environment.pop("PYINSTALLER_RESET_ENVIRONMENT", None)
+    assert environment == {**kept, "LANG": "C"}
+
+
+def test_an_engine_gets_what_its_own_section_names() -> None:
+    environment = child_environment(AWS, {"AWS_REGION": "us"}, frozen=False)
+    assert environment == {"AWS_REGION": "us"}
+
+
+def test_a_mount_gets_what_it_needs_alone() -> None:
+    needs = {**AWS, "PATH": "/bin", "HOME": "/h", "https_proxy": "http://p:1", "NO_PROXY": "a"}
+    others = {"HF_TOKEN": "x", "CUDA_VISIBLE_DEVICES": "0", "WANDB_API_KEY": "x", "PYTHONPATH": "p"}
+    frozen = {"LD_LIBRARY_PATH": "/agent", "LD_LIBRARY_PATH_ORIG": "/site"}
+    base = {**needs, **others, **frozen}
+    environment = child_environment(base, {"AWS_REGION": "us"}, frozen=True, kind="mount")
+    assert environment == {**needs, "AWS_REGION": "us", "LD_LIBRARY_PATH": "/site"}
+
+
+def test_a_worker_shares_the_frozen_folder_but_no_secrets() -> None:
+    secrets = {"ASYNCGRPO_JOIN": "x", "HF_TOKEN": "x", "AWS_SECRET_ACCESS_KEY": "x"}
+    base = FROZEN | secrets
+    assert child_environment(base, {}, frozen=True, kind="worker") == FROZEN

@@ -9,7 +9,7 @@ import pytest
 
 from asyncgrpo_agent.errors import EXIT_CONFIG
 from asyncgrpo_agent.procs.child import output_of
-from asyncgrpo_agent.procs.trl import config_error, package_folder, train_command
+from asyncgrpo_agent.procs.trl import Launch, config_error, package_folder, train_command
 
 PROBLEM = {"what": "no file", "where": "train.dataset", "fix": "Give one"}
 
@@ -21,7 +21,12 @@ def report(*problems: dict[str, str]) -> str:
 def test_command_names_the_job_and_shows_no_secrets(tmp_path: Path) -> None:
     job = tmp_path / "job.json"
     argv, additions = train_command(
-        "/engine/python", job, check=False, python_path=["/rewards"], scratch=tmp_path
+        "/engine/python",
+        job,
+        check=False,
+        python_path=["/rewards"],
+        scratch=tmp_path,
+        launch=Launch(),
     )
     assert argv == ["/engine/python", "-m", "asyncgrpo_engine.train", "--config", str(job)]
     assert additions["PYTHONPATH"].split(":") == [str(tmp_path / "engine-path"), "/rewards"]
@@ -29,8 +34,41 @@ def test_command_names_the_job_and_shows_no_secrets(tmp_path: Path) -> None:
 
 
 def test_check_is_a_flag(tmp_path: Path) -> None:
-    argv, _ = train_command("python", tmp_path, check=True, python_path=[], scratch=tmp_path)
+    argv = command(tmp_path, check=True, launch=Launch(processes=4))
+    assert argv[1:3] == ["-m", "asyncgrpo_engine.train"]
     assert argv[-1] == "--check"
+
+
+def command(scratch: Path, *, check: bool, launch: Launch) -> list[str]:
+    return train_command(
+        "python", scratch, check=check, python_path=[], scratch=scratch, launch=launch
+    )[0]
+
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+ACCELERATE = ["-m", "accelerate.commands.launch", "--config_file=fsdp.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("launch", "words"),
+    [
+        (
+            Launch(processes=4),
+            ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"],
+        ),
+        (Launch(accelerate_config="fsdp.yaml"), ACCELERATE),
+        (
+            Launch(processes=4, accelerate_config="fsdp.yaml"),
+            [*ACCELERATE, "--num_processes=4"],
+        ),
+    ],
+)
+def test_several_processes_have_a_launcher(
+    tmp_path: Path, launch: Launch, words: list[str]
+) -> None:
+    argv = command(tmp_path, check=False, launch=launch)
+    begin = ["python", *words, "-m", "asyncgrpo_engine.train"]
+    assert argv[: len(begin)] == begin
 
 
 async def test_engine_python_finds_the_engine_package_and_no_other_of_ours(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 A frozen agent runs with LD_LIBRARY_PATH set to its own libraries. A child that inherits it loads
 them instead of the ones it was built with: the engine's Python silently becomes another Python.
-So the value from before is restored, or the variable is dropped, for every child without
-exception. Secrets of the agent and the variables by which systemd talks to it stay here too.
+So the value from before is restored, or the variable is dropped, for every child but a worker,
+which runs from the same folder. Secrets of the agent and the variables by which systemd talks to it
+stay here too. Keys of the bucket are for the bucket's mount alone: what an engine needs of them,
+its own section names.
 
 Pure: the caller passes the environment that it starts from.
 """
@@ -13,14 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
-# engine: vLLM or TRL. agent: this program again. tool: anything else, which needs no GPU and no
+# engine: vLLM or TRL. agent: this program again, on its own. worker: this program as a part of the
+# one that starts it. mount: the bucket's daemon. tool: anything else, which needs no GPU and no
 # access to model hubs.
-Kind = Literal["engine", "agent", "tool"]
+Kind = Literal["engine", "agent", "worker", "mount", "tool"]
 
-_NEVER: Final = (
-    "_PYI_",
-    "_MEIPASS",
-    "PYINSTALLER_",
+_PRIVATE: Final = (
     "ASYNCGRPO_",
     "NOTIFY_SOCKET",
     "WATCHDOG_",
@@ -28,7 +28,22 @@ _NEVER: Final = (
     "LISTEN_PID",
     "CREDENTIALS_DIRECTORY",
 )
+_NEVER: Final = ("_PYI_", "_MEIPASS", "PYINSTALLER_", *_PRIVATE)
 _NOT_FOR_TOOLS: Final = ("CUDA_", "NVIDIA_", "HF_", "HUGGING_FACE_", "HUGGINGFACE_")
+_BUCKET_KEYS: Final = ("AWS_",)
+# The daemon of a mount gets nothing else.
+_FOR_MOUNTS: Final = (
+    *("PATH", "HOME", "USER", "LANG", "LC_", "TZ", "TMPDIR", "LD_LIBRARY_PATH"),
+    *("AWS_", "SSL_CERT_", "MOUNTPOINT_LOG"),
+    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+)
+_DROPPED: Final[Mapping[Kind, tuple[str, ...]]] = {
+    "engine": (*_NEVER, *_BUCKET_KEYS),
+    "agent": _NEVER,
+    "worker": (*_PRIVATE, *_BUCKET_KEYS, *_NOT_FOR_TOOLS),
+    "mount": _NEVER,
+    "tool": (*_NEVER, *_BUCKET_KEYS, *_NOT_FOR_TOOLS),
+}
 _LIBRARIES: Final = "LD_LIBRARY_PATH"
 _LIBRARIES_BEFORE: Final = "LD_LIBRARY_PATH_ORIG"
 
@@ -37,8 +52,14 @@ def child_environment(
     base: Mapping[str, str], additions: Mapping[str, str], *, frozen: bool, kind: Kind = "engine"
 ) -> dict[str, str]:
     """What a child of `kind` gets when the agent itself runs in `base`. `additions` win."""
-    dropped = _NEVER if kind != "tool" else _NEVER + _NOT_FOR_TOOLS
-    environment = {name: value for name, value in base.items() if not name.startswith(dropped)}
+    environment = {
+        name: value for name, value in base.items() if not name.startswith(_DROPPED[kind])
+    }
+    if kind == "mount":
+        kept = environment.items()
+        environment = {name: value for name, value in kept if name.startswith(_FOR_MOUNTS)}
+    if kind == "worker":  # a frozen one shares the folder and the libraries of this process
+        return environment | dict(additions)
     before = environment.pop(_LIBRARIES_BEFORE, None)
     if frozen:
         environment.pop(_LIBRARIES, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,8 @@ import msgspec
 from asyncgrpo_agent.errors import EXIT_CONFIG, ConfigError
 
 MODULE: Final = "asyncgrpo_engine.train"
+_ACCELERATE: Final = ("-m", "accelerate.commands.launch")
+_TORCHRUN: Final = ("-m", "torch.distributed.run", "--standalone")
 
 
 def package_folder(scratch: Path) -> Path:
@@ -32,11 +35,39 @@ def package_folder(scratch: Path) -> Path:
     return folder
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How many processes train together, and accelerate's own file; one alone needs neither."""
+
+    processes: int = 1
+    accelerate_config: str = ""
+
+    def words(self) -> list[str]:
+        """What comes between the Python and its module.
+
+        Without a file it is torchrun, which accelerate would start as well, but for GPUs only and
+        always at the same port.
+        """
+        if self.accelerate_config:
+            number = [f"--num_processes={self.processes}"] if self.processes > 1 else []
+            return [*_ACCELERATE, f"--config_file={self.accelerate_config}", *number, "-m"]
+        if self.processes > 1:
+            return [*_TORCHRUN, f"--nproc-per-node={self.processes}", "-m"]
+        return ["-m"]
+
+
 def train_command(
-    python: str, job: Path, *, check: bool, python_path: Sequence[str], scratch: Path
+    python: str,
+    job: Path,
+    *,
+    check: bool,
+    python_path: Sequence[str],
+    scratch: Path,
+    launch: Launch,
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line and what it adds to the environment."""
-    argv = [python, "-m", MODULE, "--config", str(job), *(["--check"] if check else [])]
+    """The command line and what it adds to the environment. A check is one process."""
+    words = ["-m"] if check else launch.words()
+    argv = [python, *words, MODULE, "--config", str(job), *(["--check"] if check else [])]
     additions = {
         "PYTHONPATH": ":".join([str(package_folder(scratch)), *python_path]),
         "PYTHONUNBUFFERED": "1",
