@@ -1,5 +1,6 @@
 import errno
 import os
+import subprocess  # noqa: TID251 - mounts are made by commands
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,10 @@ import pytest
 from asyncgrpo_agent.core.adapters import commit_key
 from asyncgrpo_agent.errors import AdapterRefusedError, BucketUnavailableError
 from asyncgrpo_agent.store import bucket
-from asyncgrpo_agent.store.bucket import Listing, commit_folders, list_attempts, list_commits
+from asyncgrpo_agent.store.bucket import commit_folders, list_attempts, list_commits
+from asyncgrpo_agent.store.heartbeat import Heartbeat
+from asyncgrpo_agent.store.listing import Listing
+from asyncgrpo_agent.store.mounts import MountWatch
 from fakes.adapters import CONFIG, WEIGHTS
 from fakes.bucket import ATTEMPT, PUBLIC_KEY, FakeTrainer
 
@@ -102,6 +106,33 @@ def test_an_existing_name_leads_to_the_next(trainer: FakeTrainer) -> None:
     assert again.commit_key.endswith("v000007-r1.toml")
     assert trainer.read(first.commit_key).adapter == first.adapter
     assert again.adapter.digest != first.adapter.digest
+
+
+def test_names_spoilt_by_earlier_publications_do_not_use_up_the_tries(
+    trainer: FakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = trainer.save(7)
+    with monkeypatch.context() as failing:
+        fail_writes(failing, errno.EIO, lambda _: True)
+        for _ in range(3):
+            with pytest.raises(BucketUnavailableError, match="EIO"):
+                trainer.publish(7, local)
+    published = trainer.publish(7, local)
+    assert {file.key.split("/")[2] for file in trainer.read(published.commit_key).commit.files} == {
+        "v000007-r12"
+    }
+
+
+def test_a_full_bucket_can_be_published_to_once_there_is_room(
+    trainer: FakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = trainer.save(7)
+    for _ in range(6):  # each leaves a part under a name
+        with monkeypatch.context() as failing:
+            fail_writes(failing, errno.ENOSPC, lambda path: path.endswith(WEIGHTS))
+            with pytest.raises(BucketUnavailableError, match="ENOSPC"):
+                trainer.publish(7, local)
+    assert trainer.read(trainer.publish(7, local).commit_key).commit.version == 7
 
 
 def test_in_the_end_the_error_names_path_and_errno(
@@ -263,3 +294,30 @@ def test_copies_forgeries_and_odd_keys_are_refused(trainer: FakeTrainer) -> None
     assert caught.value.where == str(trainer.run_dir / key)
     with pytest.raises(BucketUnavailableError, match="ENOENT"):
         trainer.read(commit_key(ATTEMPT, 9))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_what_was_written_across_a_remount_does_not_count(tmp_path: Path) -> None:
+    mount = tmp_path / "mount"
+    mount.mkdir()
+
+    class Remounts(Heartbeat):
+        """As a daemon's death and its successor do, in the middle of a file."""
+
+        done = False
+
+        def pause(self, size_bytes: int) -> None:
+            if not self.done:
+                self.done = True
+                subprocess.run(["umount", "-l", mount], check=True)
+                subprocess.run(["mount", "-t", "tmpfs", "bucket", mount], check=True)
+
+    subprocess.run(["mount", "-t", "tmpfs", "bucket", mount], check=True)
+    try:
+        trainer = FakeTrainer(tmp_path, mount / "run")
+        with pytest.raises(BucketUnavailableError, match="mounted anew while it was written"):
+            trainer.publish(1, heartbeat=Remounts(), mount=MountWatch(mount))
+        again = trainer.publish(1, trainer.folder / "v1", mount=MountWatch(mount))
+        assert trainer.read(again.commit_key).adapter.version == 1
+    finally:
+        subprocess.run(["umount", "-l", mount], check=True)

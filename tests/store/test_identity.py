@@ -5,6 +5,7 @@ import os
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from asyncgrpo_agent.core.join import Join, JoinRole, decode
+from asyncgrpo_agent.core.adapters import format_attempt, parse_attempt
+from asyncgrpo_agent.core.join import Join, JoinRole, decode, encode
 from asyncgrpo_agent.errors import ConfigError
 from asyncgrpo_agent.store import identity
 from asyncgrpo_agent.store.tokens import find_token
@@ -53,8 +55,68 @@ def test_trainer_gets_the_pair_and_replica_the_public_half(state: Path) -> None:
 def test_replica_joins_need_no_private_key_on_this_host(state: Path) -> None:
     (state / "runs/demo/run.key").unlink()
     assert join(state, "replica").run_private_key is None
-    with pytest.raises(ConfigError, match="is missing"):
-        join(state, "trainer")
+
+
+def test_a_trainer_join_is_completed_where_the_key_is(tmp_path: Path) -> None:
+    own, proxys = tmp_path / "trainer", tmp_path / "proxy"
+    public = identity.create_run(own, "demo")
+    identity.add_run(proxys, "demo", public)
+    identity.add_run(proxys, "demo", public)  # once more changes nothing
+    keyless = join(proxys, "trainer")
+    assert (keyless.run_public_key, keyless.run_private_key) == (public, None)
+    completed = identity.complete_join(own, encode(keyless))
+    join_ = decode(completed)
+    assert join_ == replace(keyless, run_private_key=join_.run_private_key)
+    assert join_.run_private_key is not None
+    pair = Ed25519PrivateKey.from_private_bytes(join_.run_private_key)
+    assert pair.public_key().public_bytes_raw() == public
+    assert identity.complete_join(own, completed) == completed
+    assert not (proxys / "runs/demo/run.key").exists()
+
+
+def test_a_join_that_cannot_be_completed_says_why(state: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="for a replica, which checks adapters and never signs"):
+        identity.complete_join(state, encode(join(state, "replica")))
+    line = encode(replace(join(state, "trainer"), run_private_key=None))
+    with pytest.raises(
+        ConfigError, match="private key of run 'demo' is not on this host"
+    ) as caught:
+        identity.complete_join(tmp_path / "other", line)
+    assert "`asyncgrpo-agent run create demo` ran" in caught.value.fix
+    identity.create_run(tmp_path / "third", "demo")
+    with pytest.raises(ConfigError, match="made for another key"):
+        identity.complete_join(tmp_path / "third", line)
+    outside = encode(replace(join(state, "trainer"), run="../demo"))
+    with pytest.raises(ConfigError, match="not on this host"):
+        identity.complete_join(state / "runs", outside)
+
+
+def test_a_run_keeps_the_key_that_it_was_added_with(tmp_path: Path) -> None:
+    identity.add_run(tmp_path, "demo", b"\x01" * 32)
+    with pytest.raises(ConfigError, match="exists already"):
+        identity.add_run(tmp_path, "demo", b"\x02" * 32)
+    with pytest.raises(ConfigError, match="exists already"):
+        identity.create_run(tmp_path, "demo")
+    with pytest.raises(ConfigError, match="cannot name a run"):
+        identity.add_run(tmp_path, "../demo", b"\x01" * 32)
+    assert [path.name for path in tmp_path.rglob("run.*")] == ["run.pub"]
+
+
+def test_a_run_whose_making_was_cut_is_made_again(state: Path) -> None:
+    (state / "runs/demo/run.pub").unlink()  # the private half is written first
+    public = identity.create_run(state, "demo")
+    assert join(state, "trainer").run_public_key == public
+
+
+def test_runs_are_listed_and_those_whose_key_a_proxy_could_use_are_named(state: Path) -> None:
+    identity.add_run(state, "added", b"\x01" * 32)
+    assert [(run.name, run.has_private_key) for run in identity.list_runs(state)] == [
+        ("added", False),
+        ("demo", True),
+    ]
+    assert identity.runs_exposed(state) == []  # no proxy here
+    identity.ensure_ca(state, NOW)
+    assert identity.runs_exposed(state) == ["demo"]
 
 
 def test_join_carries_the_certificate_of_the_one_ca(state: Path) -> None:
@@ -171,6 +233,14 @@ def test_attempts_only_grow(tmp_path: Path) -> None:
     assert identity.next_attempt(tmp_path, "demo", seen=3) == 9
     assert identity.next_attempt(tmp_path, "other", seen=0) == 1
     assert identity.highest_attempt(tmp_path, "demo") == 9
+
+
+@pytest.mark.parametrize("seen", [999_999_999, 1 << 80])
+def test_no_agent_can_use_up_the_numbers_of_attempts(tmp_path: Path, seen: int) -> None:
+    for expected in (1, 2):
+        number = identity.next_attempt(tmp_path, "demo", seen=seen)
+        assert number == identity.MAX_ATTEMPT_SEEN + expected
+        assert parse_attempt(format_attempt(number, "7f3c")).number == number
 
 
 def test_damaged_file_is_named(tmp_path: Path) -> None:

@@ -30,6 +30,24 @@ def test_other_weights_are_another_model(tmp_path: Path) -> None:
     assert model_digest(one) != model_digest(two)
 
 
+def test_copies_that_nothing_loads_do_not_count(tmp_path: Path) -> None:
+    one = model(tmp_path / "one", WEIGHTS)
+    two = model(tmp_path / "two", {"b": WEIGHTS["b"]}, {"a": WEIGHTS["a"]})
+    (two / "consolidated.safetensors").write_bytes(safetensors({"x": ([2], bytes(8))}))
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-0.safetensors"}}
+    (two / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert model_digest(one) == model_digest(two)
+    (two / "model-1.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"lacks model-1\.safetensors"):
+        model_digest(two)
+    (two / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(ConfigError, match="is no index of weights"):
+        model_digest(two)
+    (two / "model.safetensors.index.json").unlink()
+    (two / "model.safetensors").write_bytes(safetensors(WEIGHTS))
+    assert model_digest(one) == model_digest(two)
+
+
 def test_what_is_no_model_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"config\.json"):

@@ -11,6 +11,7 @@ from asyncgrpo_agent.store.mounts import (
     is_remote,
     list_names,
     mount_of,
+    mounted_at,
     parse_mounts,
     unavailable,
 )
@@ -102,3 +103,11 @@ def test_errors_say_what_to_do() -> None:
         unavailable(OSError(errno.EIO, "x"), "/mnt/s3")
     )
     assert unavailable(OSError(), "/mnt/s3").fix
+
+
+def test_what_is_mounted_at_a_place_and_not_above_it(tmp_path: Path) -> None:
+    proc = mounted_at(Path("/proc"))
+    assert proc is not None
+    assert proc.fs_type == "proc"
+    assert mounted_at(Path("/proc/self")) is None
+    assert mounted_at(tmp_path) is None

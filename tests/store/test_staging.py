@@ -140,10 +140,13 @@ def test_late_data_is_waited_for(world: World) -> None:
     assert stage(world.trainer.run_dir, listed.commit, world.staging, max_rank=8, wait=appear)
 
 
-def test_missing_data_without_a_commit_was_pruned(world: World) -> None:
+def test_missing_data_without_a_commit_was_pruned_if_there_is_a_newer_one(world: World) -> None:
     listed = world.published()
     (world.trainer.run_dir / listed.key).unlink()
     world.file(listed, WEIGHTS).unlink()
+    with pytest.raises(BucketUnavailableError, match="nor any newer"):
+        world.stage(listed)
+    world.published(2)
     with pytest.raises(AdapterRefusedError, match="was pruned"):
         world.stage(listed)
 

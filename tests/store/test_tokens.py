@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from asyncgrpo_agent.errors import ConfigError
@@ -102,6 +104,70 @@ def test_changes_made_at_once_all_count(tmp_path: Path) -> None:
     assert all(find_token(tmp_path, token) for token in found)
     assert len({facts.id for facts in tokens.list_tokens(tmp_path)}) == 12
     assert facts_of(tmp_path, found[0]).uses_left == 26
+
+
+def test_what_ended_over_a_week_ago_goes_when_the_file_is_written(tmp_path: Path) -> None:
+    """By whichever of the three that write it; what may still let somebody in never goes."""
+    week_s = tokens.KEEP_ENDED_S
+    lasting, used_up = made(tmp_path), made(tmp_path, uses=1)
+    note_use(tmp_path, facts_of(tmp_path, used_up).id, "a", NOW_S)
+    coming = made(tmp_path, life_s=week_s * 9)
+    kept = {lasting, used_up, coming}
+    writes: list[Callable[[float], object]] = [
+        lambda now_s: tokens.create_token(tmp_path, role="trainer", run="b", now_unix_s=now_s),
+        lambda now_s: note_use(tmp_path, facts_of(tmp_path, lasting).id, "a", now_s),
+        lambda now_s: revoke_token(
+            tmp_path, facts_of(tmp_path, made(tmp_path)).id, now_unix_s=now_s
+        ),
+    ]
+    for number, write in enumerate(writes):
+        expired, revoked = made(tmp_path, life_s=60), made(tmp_path)
+        revoke_token(tmp_path, facts_of(tmp_path, revoked).id, now_unix_s=NOW_S + 60)
+        write(NOW_S + 60 + week_s)
+        assert find_token(tmp_path, expired)
+        assert find_token(tmp_path, revoked)
+        write(NOW_S + 61 + week_s + 60 * number)
+        assert find_token(tmp_path, expired) is None
+        assert find_token(tmp_path, revoked) is None
+        assert all(find_token(tmp_path, token) for token in kept)
+
+
+def test_of_what_has_ended_only_the_last_are_kept(tmp_path: Path) -> None:
+    lasting = made(tmp_path)
+    row = msgspec.structs.replace(facts_of(tmp_path, lasting), expires_unix_s=NOW_S)
+    many = [
+        msgspec.structs.replace(row, sha256=f"{n:08}{0:056}", expires_unix_s=NOW_S + n)
+        for n in range(2 * tokens.MAX_ENDED)
+    ]
+    file = tokens.tokens_file(tmp_path)
+    file.write_bytes(msgspec.json.encode([*many, facts_of(tmp_path, lasting)]))
+    made(tmp_path)
+    at_s = NOW_S + 5000
+    tokens.create_token(tmp_path, role="replica", run="demo", now_unix_s=at_s)
+    left = tokens.list_tokens(tmp_path)
+    assert [facts.expires_unix_s for facts in left if facts.ended(at_s)] == [
+        facts.expires_unix_s for facts in many[tokens.MAX_ENDED :]
+    ]
+    assert len(left) == tokens.MAX_ENDED + 3
+    assert find_token(tmp_path, lasting)
+
+
+def test_one_that_was_revoked_long_ago_is_still_told_to_who_revokes_it_again(
+    tmp_path: Path,
+) -> None:
+    token_id = facts_of(tmp_path, made(tmp_path)).id
+    revoke_token(tmp_path, token_id, now_unix_s=NOW_S)
+    later_s = NOW_S + 2 * tokens.KEEP_ENDED_S
+    assert revoke_token(tmp_path, token_id, now_unix_s=later_s).revoked_unix_s == NOW_S
+    assert tokens.list_tokens(tmp_path) == []
+
+
+def test_a_token_that_nobody_holds_is_discarded_at_once(tmp_path: Path) -> None:
+    first, second = made(tmp_path), made(tmp_path)
+    for token in (first, first, "unknown"):
+        tokens.discard_token(tmp_path, token, now_unix_s=NOW_S)
+    assert find_token(tmp_path, first) is None
+    assert find_token(tmp_path, second)
 
 
 def test_rows_without_the_newer_fields_are_read(tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 
 import pytest
-import trio
 
 from asyncgrpo_agent.store.bucket import commit_folders
 from asyncgrpo_agent.store.watch import Folders, watch_commits
@@ -19,46 +18,38 @@ class Wakes:
 
     def __init__(self) -> None:
         self.count = 0
-        self._event = trio.Event()
+        self._changed = threading.Condition()
 
     def changed(self) -> None:
-        self.count += 1
-        self._event.set()
-        self._event = trio.Event()
+        with self._changed:
+            self.count += 1
+            self._changed.notify_all()
 
-    async def next(self) -> None:
-        with trio.fail_after(PATIENCE_S):
-            await self._event.wait()
+    def next(self) -> None:
+        assert self._comes(PATIENCE_S)
 
-    async def quiet(self, quiet_s: float = 0.15) -> None:
+    def quiet(self, quiet_s: float = 0.15) -> None:
         """Until nothing has happened for a while: a watcher that has just begun tells so."""
-        while True:
+        while self._comes(quiet_s):
+            pass
+
+    def _comes(self, timeout_s: float) -> bool:
+        with self._changed:
             before = self.count
-            with trio.move_on_after(quiet_s):
-                await self.next()
-            if self.count == before:
-                return
+            return self._changed.wait_for(lambda: self.count > before, timeout_s)
 
 
-@asynccontextmanager
-async def watched(
-    folders: Folders, *, remote: bool = False, timer_s: float = 60.0
-) -> AsyncIterator[Wakes]:
-    wakes = Wakes()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(
-            partial(
-                watch_commits,
-                folders,
-                remote=remote,
-                poll_s=0.0,
-                changed=wakes.changed,
-                timer_s=timer_s,
-            )
-        )
-        await wakes.next()
-        yield wakes
-        nursery.cancel_scope.cancel()
+@contextmanager
+def watched(folders: Folders, *, look_s: float = 60.0) -> Iterator[Wakes]:
+    wakes, stop = Wakes(), threading.Event()
+    options = {"changed": wakes.changed, "stop": stop, "look_s": look_s}
+    thread = threading.Thread(target=watch_commits, args=(folders,), kwargs=options, daemon=True)
+    thread.start()
+    wakes.quiet()
+    yield wakes
+    stop.set()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
 
 
 @pytest.fixture
@@ -71,72 +62,46 @@ def folders_of(trainer: FakeTrainer) -> Folders:
     return lambda: commit_folders(trainer.run_dir, ATTEMPT)
 
 
-async def test_a_commit_on_a_local_disk_wakes_at_once(trainer: FakeTrainer) -> None:
+def test_a_commit_on_a_local_disk_wakes_at_once(trainer: FakeTrainer) -> None:
     trainer.publish(0)
-    async with watched(folders_of(trainer)) as wakes:
-        await wakes.quiet()
-        local = trainer.save(1)
+    with watched(folders_of(trainer)) as wakes:
+        local, before = trainer.save(1), wakes.count
+        began = monotonic()
         trainer.publish(1, local)
-        began = trio.current_time()
-        await wakes.next()
-        assert trio.current_time() - began < 0.5  # about 0.03 s on an idle machine
+        while wakes.count == before:
+            wakes.quiet(0.02)
+            assert monotonic() - began < 1.0  # about 0.03 s on an idle machine
         assert len(trainer.keys()) == 2
 
 
-async def test_folders_that_come_later_are_followed(trainer: FakeTrainer) -> None:
-    async with watched(folders_of(trainer)) as wakes:
-        await wakes.quiet()
-        for folder in commit_folders(trainer.run_dir, ATTEMPT)[:1]:
-            assert folder == trainer.run_dir.parent
+def test_folders_that_come_later_are_followed(trainer: FakeTrainer) -> None:
+    with watched(folders_of(trainer)) as wakes:
+        assert commit_folders(trainer.run_dir, ATTEMPT) == [trainer.run_dir.parent]
         for version in (0, 1, 500, 501):
+            before = wakes.count
             trainer.publish(version)
-            await wakes.next()
-            await wakes.quiet()
+            wakes.quiet()
+            assert wakes.count > before
 
 
-async def test_a_mount_is_polled(trainer: FakeTrainer) -> None:
-    trainer.publish(0)
-    async with watched(folders_of(trainer), remote=True) as wakes:
-        trainer.publish(1)
-        await wakes.next()
-
-
-async def test_failures_wake_and_are_tried_again(trainer: FakeTrainer) -> None:
+def test_failures_wake_and_are_tried_again(trainer: FakeTrainer) -> None:
     root = trainer.run_dir.parent
     root.rmdir()
-    async with watched(folders_of(trainer)) as wakes:
-        before = wakes.count
+    with watched(folders_of(trainer)) as wakes:
+        assert wakes.count == 1
         root.mkdir()
-        await wakes.next()
-        assert wakes.count > before
+        wakes.next()
 
 
-async def test_a_folder_that_was_replaced_is_watched_anew(
+def test_a_folder_that_was_replaced_is_watched_anew(
     trainer: FakeTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG", "asyncgrpo_agent.store.watch")
     trainer.publish(0)
-    async with watched(folders_of(trainer), timer_s=0.1) as wakes:
+    with watched(folders_of(trainer), look_s=0.1) as wakes:
         trainer.run_dir.rename(trainer.run_dir.with_name("away"))
         trainer.publish(0, trainer.save(1))
-        with trio.fail_after(PATIENCE_S):
-            while caplog.messages.count("watch.started") < 2:
-                await wakes.next()
-
-
-async def test_a_hung_mount_stops_neither_the_loop_nor_the_timer() -> None:
-    release = threading.Event()
-
-    def hang() -> list[Path]:
-        release.wait()
-        return []
-
-    async with watched(hang, timer_s=0.05) as wakes:
-        await wakes.next()
-    release.set()
-
-
-async def test_the_timer_does_not_depend_on_the_watcher(trainer: FakeTrainer) -> None:
-    async with watched(folders_of(trainer), timer_s=0.05) as wakes:
-        for _ in range(3):
-            await wakes.next()
+        deadline = monotonic() + PATIENCE_S
+        while caplog.messages.count("watch.started") < 2:
+            assert monotonic() < deadline
+            wakes.quiet(0.05)

@@ -14,20 +14,23 @@ from asyncgrpo_agent.errors import ConfigError
 
 
 class HighWater:
-    """The mark of one run on this host; (0, -1) before anything was loaded."""
+    """The mark of one run on this host; (0, -1) before anything was loaded. Blocking calls."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.value = self._read()
 
     def raise_to(self, attempt: int, version: int) -> None:
-        """Keep the mark if it is higher already."""
+        """Keep the mark if it is higher already. After an OSError it is raised, but not on disk."""
         if (attempt, version) <= self.value:
             return
         self.value = (attempt, version)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self._path.with_suffix(".new")
-        fresh.write_text(json.dumps({"attempt": attempt, "version": version}))
+        with fresh.open("w") as file:
+            file.write(json.dumps({"attempt": attempt, "version": version}))
+            file.flush()
+            os.fsync(file.fileno())  # a power cut must not leave an empty mark behind
         os.replace(fresh, self._path)
 
     def _read(self) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,12 +18,11 @@ class History:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)  # what a full disk refused is not kept
 
     def record(self, kind: str, now_unix_s: float, /, **fields: object) -> None:
         line = {"t": round(now_unix_s, 3), "kind": kind, **fields}
-        self._file.write(json.dumps(line, default=str) + "\n")
-        self._file.flush()
+        self._file.write((json.dumps(line, default=str) + "\n").encode())
 
     def close(self) -> None:
         self._file.close()
@@ -35,8 +35,8 @@ class History:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """All whole records of a history."""
+    """All whole records of a history. A line that was cut may have another behind it."""
     with path.open(encoding="utf-8") as file:
         for line in file:
-            if line.endswith("\n"):
+            with suppress(ValueError):
                 yield json.loads(line)

@@ -18,6 +18,7 @@ from asyncgrpo_agent.core.commits import MAX_FILE_BYTES
 from asyncgrpo_agent.core.lora import LoraFacts, check_adapter
 from asyncgrpo_agent.core.safetensors import LENGTH_BYTES, header_length, parse_header
 from asyncgrpo_agent.errors import AdapterRefusedError
+from asyncgrpo_agent.store.heartbeat import SILENT, Heartbeat
 
 CHUNK_BYTES: Final = 1 << 20
 _PICKLES: Final = ("adapter_model.bin", "adapter_model.pt")
@@ -32,14 +33,15 @@ class InspectedFile:
     sha256: str
 
 
-def chunks(file: RawIOBase | BinaryIO) -> Iterator[bytes]:
+def chunks(file: RawIOBase | BinaryIO, heartbeat: Heartbeat) -> Iterator[bytes]:
     while chunk := file.read(CHUNK_BYTES):
+        heartbeat.beat(len(chunk))
         yield chunk
 
 
-def inspect_files(folder: Path) -> list[InspectedFile]:
+def inspect_files(folder: Path, heartbeat: Heartbeat = SILENT) -> list[InspectedFile]:
     """Both files of an adapter. AdapterRefusedError when one is missing, empty or too large."""
-    return [_inspect(folder, name) for name in ADAPTER_FILES]
+    return [_inspect(folder, name, heartbeat) for name in ADAPTER_FILES]
 
 
 def inspect_lora(folder: Path, *, max_rank: int) -> LoraFacts:
@@ -62,13 +64,13 @@ def _read_config(path: Path) -> bytes:
         return file.read(MAX_FILE_BYTES[CONFIG_FILE])
 
 
-def _inspect(folder: Path, name: str) -> InspectedFile:
+def _inspect(folder: Path, name: str, heartbeat: Heartbeat) -> InspectedFile:
     path = folder / name
     digest = hashlib.sha256()
     size_bytes = 0
     try:
         with path.open("rb") as file:
-            for chunk in chunks(file):
+            for chunk in chunks(file, heartbeat):
                 digest.update(chunk)
                 size_bytes += len(chunk)
     except FileNotFoundError as error:

@@ -28,7 +28,7 @@ def model_digest(folder: Path) -> str:
             where=f"model.path {folder}",
             fix="Give the folder that holds config.json, *.safetensors and the tokenizer",
         )
-    shards = sorted(folder.glob("*.safetensors"))
+    shards = _shards(folder)
     if not shards:
         raise ConfigError(
             "has no *.safetensors file",
@@ -42,6 +42,28 @@ def model_digest(folder: Path) -> str:
     for name in sorted(tensors):
         digest.update(name.encode() + b"\0" + tensors[name])
     return digest.hexdigest()
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The files that are loaded: those of the index, or the one; some folders hold more copies."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            names = set(json.loads(index.read_bytes())["weight_map"].values())
+            shards = [folder / str(name) for name in sorted(names)]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"is no index of weights: {type(error).__name__} {error}",
+                where=str(index),
+                fix="Copy the model again",
+            ) from error
+        if missing := [shard.name for shard in shards if not shard.is_file()]:
+            raise ConfigError(
+                f"lacks {', '.join(missing)}", where=str(folder), fix="Copy the model again"
+            )
+        return shards
+    one = folder / "model.safetensors"
+    return [one] if one.is_file() else sorted(folder.glob("*.safetensors"))
 
 
 def _tensor_prints(shard: Path) -> dict[str, bytes]:

@@ -89,6 +89,15 @@ def mount_of(path: Path) -> Mount | None:
     return find_mount(_read_table(), os.path.realpath(path))
 
 
+def mounted_at(point: Path) -> Mount | None:
+    """What is mounted exactly at `point`, an absolute path without symbolic links.
+
+    Never touches it, so that a dead or hung mount cannot be met.
+    """
+    at_point = [mount for mount in _read_table() if mount.mount_point == str(point)]
+    return at_point[-1] if at_point else None
+
+
 def is_remote(mount: Mount | None) -> bool:
     """Whether other hosts can change it unnoticed, so that watching means polling."""
     return mount is not None and (
@@ -110,23 +119,40 @@ def unavailable(error: OSError, path: Path | str) -> BucketUnavailableError:
     return BucketUnavailableError(f"{os.strerror(number)} ({name})", where=str(path), fix=fix)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownMount:
+    """What was mounted under a path, which holds no symbolic links, at some earlier moment."""
+
+    path: str
+    mount: Mount | None
+
+
 class MountWatch:
     """Remembers what was mounted under `path` when it was made, to notice when that goes.
 
-    A remount of the same source is fine; it only gets a new id.
+    A remount of the same source is fine; it only gets a new id. With `known`, from an earlier
+    watch, making one does not touch the mount either.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = Path(os.path.realpath(path))  # once: later the mount may be dead or hung
-        self.expected = find_mount(_read_table(), str(self.path))
+    def __init__(self, path: Path, known: KnownMount | None = None) -> None:
+        if known is None:
+            resolved = os.path.realpath(path)  # once: later the mount may be dead or hung
+            known = KnownMount(path=resolved, mount=find_mount(_read_table(), resolved))
+        self.known = known
+        self.path = Path(known.path)
+        self.expected = known.mount
 
     @property
     def remote(self) -> bool:
         return is_remote(self.expected)
 
+    def found(self) -> Mount | None:
+        """What is mounted there now. Never touches the mount."""
+        return find_mount(_read_table(), str(self.path))
+
     def check(self, *, writable: bool = False) -> Mount | None:
         """Never touches the mount. Raises BucketUnavailableError when it is not the same one."""
-        found, expected = find_mount(_read_table(), str(self.path)), self.expected
+        found, expected = self.found(), self.expected
         if expected is not None and (found is None or _identity(found) != _identity(expected)):
             raise BucketUnavailableError(
                 f"{expected} is gone; the path is now on {found}",
@@ -164,4 +190,5 @@ def _identity(mount: Mount) -> tuple[str, str, str]:
 
 
 def _read_table() -> list[Mount]:
-    return parse_mounts(_TABLE.read_text(encoding="utf-8", errors="surrogateescape"))
+    # No escapes that cannot be written as UTF-8: mounts are named in messages.
+    return parse_mounts(_TABLE.read_text(encoding="utf-8", errors="backslashreplace"))

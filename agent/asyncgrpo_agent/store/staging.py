@@ -2,36 +2,42 @@
 
 A folder named by a digest is complete and verified: files are streamed into a temporary folder
 while they are hashed, checked, synced, and renamed as a whole. A crash leaves temporary folders
-only, which `clean` removes at the next start. Nothing but this agent may write here. Plain
-blocking calls for worker threads.
+only, which `clean` removes at the next start. Nothing but this agent may write here.
+
+Blocking calls: `stage` reads the bucket and is for the mount's worker, the others touch the local
+disk only.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from typing import Final
 
 from asyncgrpo_agent.core.adapters import commit_key
 from asyncgrpo_agent.core.commits import Commit, CommitFile
-from asyncgrpo_agent.errors import AdapterRefusedError, BucketUnavailableError, StoreError
+from asyncgrpo_agent.errors import (
+    AdapterPrunedError,
+    AdapterRefusedError,
+    BucketUnavailableError,
+    StoreError,
+)
 from asyncgrpo_agent.logs import Log
-from asyncgrpo_agent.store.bucket import Listing, list_commits
-from asyncgrpo_agent.store.inspection import chunks, inspect_files, inspect_lora
-from asyncgrpo_agent.store.mounts import DEAD_ERRNOS, unavailable
+from asyncgrpo_agent.store.bucket import list_commits
+from asyncgrpo_agent.store.heartbeat import SILENT, Heartbeat
+from asyncgrpo_agent.store.inspection import inspect_files, inspect_lora
+from asyncgrpo_agent.store.listing import Listing
+from asyncgrpo_agent.store.mounts import unavailable
+from asyncgrpo_agent.store.objects import ObjectReader, UnreadableError, sync_folder, wait
 
 log = Log(__name__)
 
-RETRY_WAITS_S: Final = (0.1, 0.4, 1.0)  # between the tries to read a file that a commit names
 _TEMPORARY: Final = ".tmp-"
 _DIGEST_RE: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -80,17 +86,20 @@ def stage(
     *,
     max_rank: int,
     listing: Listing | None = None,
-    wait: Callable[[float], object] | None = None,
+    wait: Callable[[float], object] = wait,
+    heartbeat: Heartbeat = SILENT,
 ) -> StagedAdapter:
     """Copy, verify, and name by digest. What is staged already is verified again and reused.
 
-    AdapterRefusedError: corrupt, unfit for vLLM, or pruned. BucketUnavailableError: try later.
+    AdapterRefusedError: unfit for vLLM. AdapterDamagedError: other bytes than committed.
+    AdapterPrunedError: removed. BucketUnavailableError: try later.
     StoreError: the local disk failed. `wait` sleeps between tries; tests replace it.
     """
-    reader = _Reader(bucket_run_dir, commit, listing or Listing(bucket_run_dir), wait or _wait)
+    listing = listing or Listing(bucket_run_dir)
+    source = _Source(ObjectReader(bucket_run_dir, listing, heartbeat, wait), commit)
     try:
-        return _reuse(commit, staging_dir, max_rank) or _stage(
-            reader, commit, staging_dir, max_rank
+        return _reuse(commit, staging_dir, max_rank, heartbeat) or _stage(
+            source, staging_dir, max_rank
         )
     except OSError as error:
         raise StoreError(
@@ -100,17 +109,15 @@ def stage(
         ) from error
 
 
-def _wait(seconds: float) -> None:
-    Event().wait(seconds)
-
-
-def _reuse(commit: Commit, staging_dir: Path, max_rank: int) -> StagedAdapter | None:
+def _reuse(
+    commit: Commit, staging_dir: Path, max_rank: int, heartbeat: Heartbeat
+) -> StagedAdapter | None:
     """What an earlier round or an earlier process has staged, if it is still sound."""
     began = time.perf_counter()
     target = staging_dir / commit.adapter.digest
     if not target.is_dir():
         return None
-    if not _is_sound(target, commit):
+    if not _is_sound(target, commit, heartbeat):
         log.error("staging.corrupt", path=target)
         remove(staging_dir, target.name)
         return None
@@ -118,19 +125,19 @@ def _reuse(commit: Commit, staging_dir: Path, max_rank: int) -> StagedAdapter | 
     return _staged(target, commit, {"check": time.perf_counter() - began})
 
 
-def _stage(reader: _Reader, commit: Commit, staging_dir: Path, max_rank: int) -> StagedAdapter:
-    began = time.perf_counter()
+def _stage(source: _Source, staging_dir: Path, max_rank: int) -> StagedAdapter:
+    began, commit = time.perf_counter(), source.commit
     target = staging_dir / commit.adapter.digest
     temporary = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=staging_dir))  # mode 0700
     try:
         for file in commit.files:
-            reader.copy(file, temporary / file.name)
+            source.copy(file, temporary / file.name)
         copied = time.perf_counter()
         _check(temporary, commit, max_rank)
         checked = time.perf_counter()
-        _sync(temporary)
+        sync_folder(temporary)
         temporary.rename(target)
-        _sync(staging_dir)
+        sync_folder(staging_dir)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -157,107 +164,53 @@ def _staged(path: Path, commit: Commit, phases_s: dict[str, float]) -> StagedAda
     )
 
 
-def _is_sound(folder: Path, commit: Commit) -> bool:
+def _is_sound(folder: Path, commit: Commit, heartbeat: Heartbeat) -> bool:
     try:
-        found = {file.name: (file.size_bytes, file.sha256) for file in inspect_files(folder)}
+        files = inspect_files(folder, heartbeat)
     except (AdapterRefusedError, OSError):
         return False
+    found = {file.name: (file.size_bytes, file.sha256) for file in files}
     return found == {file.name: (file.size_bytes, file.sha256) for file in commit.files}
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # --- reading from the bucket -----------------------------------------------------------------
 
 
-class _BucketReadError(Exception):
-    """Reading a file of the bucket failed, as opposed to writing it on local disk."""
-
-    def __init__(self, error: OSError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 @dataclass(frozen=True, slots=True)
-class _Reader:
-    """Copies the files of one commit. A file may come late, or go while it is read."""
+class _Source:
+    """Where the files of one commit come from."""
 
-    run_dir: Path
+    reader: ObjectReader
     commit: Commit
-    listing: Listing
-    wait: Callable[[float], object]
 
     def copy(self, file: CommitFile, target: Path) -> None:
-        waits_s = iter(RETRY_WAITS_S)
-        while True:
-            try:
-                return self._copy_once(file, target)
-            except _BucketReadError as failed:
-                wait_s = next(waits_s, None)
-                if wait_s is None or failed.error.errno in DEAD_ERRNOS:
-                    raise self._explained(failed.error, file) from failed.error
-                log.info("staging.retry", key=file.key, error=failed.error.strerror)
-                self.wait(wait_s)
-
-    def _copy_once(self, file: CommitFile, target: Path) -> None:
-        source = self.run_dir / file.key
-        folder, _, name = file.key.rpartition("/")
-        if name not in self.listing.names(folder):
-            raise _BucketReadError(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
-        size_bytes, sha256 = _copy_hashed(source, target, file.size_bytes)
-        if size_bytes != file.size_bytes:
-            raise _corrupt(source, f"does not have the {file.size_bytes} bytes of its commit")
-        if sha256 != file.sha256:
-            raise _corrupt(source, "does not have the sha256 of its commit")
+        try:
+            self.reader.copy(file.key, target, size_bytes=file.size_bytes, sha256=file.sha256)
+        except UnreadableError as failed:
+            raise self._explained(failed.error, file) from failed.error
 
     def _explained(
         self, error: OSError, file: CommitFile
     ) -> AdapterRefusedError | BucketUnavailableError:
-        """A pruner deletes the commit first, so data missing behind one that stays is late."""
-        path = self.run_dir / file.key
+        """A pruner deletes the commit first, so data missing behind one that stays is late. It
+        leaves the newest, so a bucket without any is in trouble: the C library gives a folder that
+        a mount has lost from sight as an empty one."""
+        run_dir, listing = self.reader.run_dir, self.reader.listing
+        path = run_dir / file.key
         if error.errno != errno.ENOENT:
             return unavailable(error, path)
         attempt, version = self.commit.attempt, self.commit.version
-        keys = list_commits(self.run_dir, attempt, version - 1, listing=self.listing)
+        keys = list_commits(run_dir, attempt, version - 1, listing=listing)
         if any(key.startswith(commit_key(attempt, version).removesuffix(".toml")) for key in keys):
             return BucketUnavailableError(
                 "its commit is there and this file is not: late, or deleted by hand",
                 where=str(path),
                 fix="A newer version replaces it; if it lasts, see the mount's cache options",
             )
-        return AdapterRefusedError("was pruned", where=str(path), fix="The newest is taken instead")
-
-
-def _copy_hashed(source: Path, target: Path, limit_bytes: int) -> tuple[int, str]:
-    """Size and sha256 of the copy, which stops once it is larger than the limit."""
-    digest = hashlib.sha256()
-    size_bytes = 0
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as sink:
-        for chunk in _read(source):
-            size_bytes += len(chunk)
-            if size_bytes > limit_bytes:
-                break
-            digest.update(chunk)
-            sink.write(chunk)
-        sink.flush()
-        os.fsync(sink.fileno())
-    return size_bytes, digest.hexdigest()
-
-
-def _read(source: Path) -> Iterator[bytes]:
-    try:
-        with source.open("rb", buffering=0) as file:
-            yield from chunks(file)
-    except OSError as error:
-        raise _BucketReadError(error) from error
-
-
-def _corrupt(path: Path, what: str) -> AdapterRefusedError:
-    return AdapterRefusedError(what, where=str(path), fix="See who else writes to the bucket")
+        if not keys:
+            return BucketUnavailableError(
+                "is not there, nor any newer adapter",
+                where=str(path),
+                fix="See whether the bucket is empty, and the log of its mount's daemon",
+            )
+        return AdapterPrunedError("was pruned", where=str(path), fix="The newest is taken instead")

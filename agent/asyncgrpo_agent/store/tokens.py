@@ -3,7 +3,8 @@
 A token is a random 256-bit value of which only the sha256 is stored. A slow hash would add nothing:
 it protects secrets that can be guessed, and these cannot. Its id, the hash's first characters, is
 no secret. Any number may be valid at once, so that a new one can be handed out before the old one
-is revoked. A revoked token stays in the file: its owner is told so, and it never counts again.
+is revoked. A token that has ended stays in the file for a week, so that its owner is told why; it
+never counts again. Rows go when the file is written for another reason, so it stays small.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from asyncgrpo_agent.store import private_files
 
 TOKEN_BYTES: Final = 32
 ID_CHARACTERS: Final = 8
+KEEP_ENDED_S: Final = 7 * 86400.0
+MAX_ENDED: Final = 200
 _USED_EVERY_S: Final = 60.0  # a fleet that redials must not rewrite the file for each link
 
 
@@ -45,6 +48,13 @@ class TokenFacts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def uses_left(self) -> int | None:
         return None if self.uses is None else max(0, self.uses - len(self.instances))
+
+    def ended_unix_s(self, now_unix_s: float) -> float | None:
+        """Since when nobody may stay on this token; None while they may."""
+        ends = [self.revoked_unix_s] if self.revoked_unix_s is not None else []
+        if self.expires_unix_s is not None and now_unix_s >= self.expires_unix_s:
+            ends.append(self.expires_unix_s)
+        return min(ends, default=None)
 
     def ended(self, now_unix_s: float) -> str:
         """Why nobody may stay on this token; "" while they may."""
@@ -89,12 +99,12 @@ def create_token(
             expires_unix_s=None if life_s is None else now_unix_s + life_s,
             uses=uses,
         )
-        _write(path, [*known, facts])
+        _write(path, [*known, facts], now_unix_s)
     return token
 
 
 def list_tokens(state_dir: Path) -> list[TokenFacts]:
-    """All that were ever made, oldest first. Raises ConfigError if the file is damaged."""
+    """All that are in the file, oldest first. Raises ConfigError if the file is damaged."""
     path = tokens_file(state_dir)
     try:
         return msgspec.json.decode(path.read_bytes(), type=list[TokenFacts])
@@ -125,7 +135,7 @@ def note_use(state_dir: Path, token_id: str, instance: str, now_unix_s: float) -
             _used(facts, instance, now_unix_s) if facts.id == token_id else facts for facts in known
         ]
         if after != known:
-            _write(path, after)
+            _write(path, after, now_unix_s)
 
 
 def revoke_token(state_dir: Path, token_id: str, *, now_unix_s: float) -> TokenFacts:
@@ -146,8 +156,18 @@ def revoke_token(state_dir: Path, token_id: str, *, now_unix_s: float) -> TokenF
             else facts
             for facts in known
         ]
-        _write(path, after)
+        _write(path, after, now_unix_s)
     return next(facts for facts in after if facts.id == token_id)
+
+
+def discard_token(state_dir: Path, token: str, *, now_unix_s: float) -> None:
+    """Take this token, which nobody holds any more, out of the file; unknown ones are ignored."""
+    path = tokens_file(state_dir)
+    if (found := find_token(state_dir, token)) is None:
+        return
+    with private_files.locked(path.parent):
+        known = list_tokens(state_dir)
+        _write(path, [facts for facts in known if facts.sha256 != found.sha256], now_unix_s)
 
 
 def _used(facts: TokenFacts, instance: str, now_unix_s: float) -> TokenFacts:
@@ -167,8 +187,21 @@ def _unused(ids: set[str]) -> str:
             return token
 
 
-def _write(path: Path, known: Iterable[TokenFacts]) -> None:
-    private_files.write_json(path, [msgspec.to_builtins(facts) for facts in known])
+def _write(path: Path, known: Iterable[TokenFacts], now_unix_s: float) -> None:
+    kept = _kept(list(known), now_unix_s)
+    private_files.write_json(path, [msgspec.to_builtins(facts) for facts in kept])
+
+
+def _kept(known: list[TokenFacts], now_unix_s: float) -> list[TokenFacts]:
+    """All that may still let somebody in, and those that ended last."""
+    ends = {facts.id: facts.ended_unix_s(now_unix_s) for facts in known}
+    recent = sorted(
+        (end, token_id)
+        for token_id, end in ends.items()
+        if end is not None and now_unix_s - end <= KEEP_ENDED_S
+    )
+    told = {token_id for _, token_id in recent[-MAX_ENDED:]}
+    return [facts for facts in known if ends[facts.id] is None or facts.id in told]
 
 
 def _hash(token: str) -> str:
