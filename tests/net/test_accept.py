@@ -9,8 +9,13 @@ from h2.errors import ErrorCodes
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from asyncgrpo_agent.errors import LinkError
-from asyncgrpo_agent.net.accept import PROTOCOLS, RefusalLog, Strangers, serve_links
-from asyncgrpo_agent.net.link import Link
+from asyncgrpo_agent.net.accept import (
+    PROTOCOLS,
+    STRANGER_IDLE_S,
+    Strangers,
+    serve_links,
+)
+from asyncgrpo_agent.net.link import Link, LinkStream
 from asyncgrpo_agent.net.sockets import parse_address
 from asyncgrpo_agent.wire.headers import OK_RESPONSE, ROLLOUT_REQUEST
 from asyncgrpo_agent.wire.limits import AUTHENTICATED
@@ -34,7 +39,7 @@ async def ask(link: Link, body: bytes) -> bytes:
         await stream.send(body)
         await stream.end()
         assert await stream.response() == OK_RESPONSE
-        return await stream.receive()
+        return bytes(await stream.receive())
 
 
 async def expect_closed(stream: trio.SocketStream) -> None:
@@ -160,12 +165,13 @@ async def test_idle_strangers_make_room(autojump_clock: MockClock, nursery: trio
     address = await listen(nursery, serve_echo)
     link = await dial_forward(address)
     nursery.start_soon(run_until_lost, link)
+    await trio.sleep(STRANGER_IDLE_S - 5)
     stream = await link.open(ROLLOUT_REQUEST)
     assert await stream.response() == OK_RESPONSE
-    await trio.sleep(100)
+    await trio.sleep(7)
     assert not link.closed  # it has a request under way
     stream.reset(ErrorCodes.CANCEL)
-    await trio.sleep(31)
+    await trio.sleep(STRANGER_IDLE_S)
     assert link.closed
 
 
@@ -204,17 +210,26 @@ async def test_other_errors_of_the_listener_are_not_hidden() -> None:
         await serve_links([BrokenListener(0)], proxy_context(PROTOCOLS), serve_echo)
 
 
-async def test_refusals_are_logged_once_in_a_while(
-    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+async def test_a_stranger_whose_streams_all_fail_fills_no_log(
+    nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refusals = RefusalLog()
     caplog.set_level("INFO")
-    for _ in range(25):
-        refusals.note("stranger", peer="192.0.2.1:1", reason="x")
-        await trio.sleep(1)
-    refusals.note("capacity", peer="192.0.2.1:1", reason="x")
-    fields = [vars(record)["agent_fields"] for record in caplog.records]
-    assert [field["held_back"] for field in fields] == [0, 9, 9, 0]
+
+    async def fail(stream: LinkStream) -> None:
+        raise LinkError("this hello does not parse")
+
+    async def handler(link: Link, alpn: str, peer: str) -> None:
+        await link.run(fail)
+
+    address = await listen(nursery, handler)
+    trainer = await dial_forward(address)
+    nursery.start_soon(trainer.run, refuse)
+    for _ in range(20):
+        with suppress(LinkError):
+            await ask(trainer, b"x")
+    await trainer.aclose("done")
+    failed = [record for record in caplog.records if record.getMessage() == "stream.failed"]
+    assert [record.levelname for record in failed] == ["WARNING"]
 
 
 def test_strangers_are_counted_by_address_and_in_all() -> None:

@@ -1,11 +1,27 @@
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
 import pytest
 import trio
-from trio.testing import MockClock, memory_stream_pair
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from asyncgrpo_agent.errors import ConfigError, LinkError
-from asyncgrpo_agent.net.connect_proxy import ConnectProxy, choose_proxy, connect_through
+from asyncgrpo_agent.net.connect_proxy import (
+    MAX_HEADER_BYTES,
+    ConnectProxy,
+    choose_proxy,
+    connect_through,
+    secure_proxy,
+    trust,
+)
+from asyncgrpo_agent.store.certificates import make_ca
+from fakes.certificates import authority, proxy_context, today
+from fakes.connect_proxy import FakeConnectProxy, basic
 
 PROXY = ConnectProxy(host="proxy.site", port=3128, tls=False, authorization="Basic dTpw")
 
@@ -139,3 +155,142 @@ async def test_silent_proxy_runs_into_the_deadline(autojump_clock: MockClock) ->
     with pytest.raises(LinkError, match="within 10 s"):
         await connect_through(near, PROXY, "host.example", 7843)
     assert trio.current_time() == 10
+
+
+# --- a proxy that speaks TLS itself --------------------------------------------------------------
+
+SECURE = ConnectProxy(host="localhost", port=3129, tls=True, authorization=basic("user:secret"))
+
+
+@cache
+def other_authority() -> bytes:
+    return make_ca("another site", now=today())[0]
+
+
+def trusting(folder: Path, ca: bytes) -> Mapping[str, str]:
+    (folder / "site-ca.pem").write_bytes(ca)
+    return {"SSL_CERT_FILE": str(folder / "site-ca.pem")}
+
+
+async def tunnel(
+    fake: FakeConnectProxy,
+    environ: Mapping[str, str],
+    nursery: trio.Nursery,
+    proxy: ConnectProxy = SECURE,
+) -> trio.abc.Stream:
+    """What an agent does once it has a TCP connection to its proxy."""
+    near, far = memory_stream_pair()
+    nursery.start_soon(fake.serve, far)
+    stream = await secure_proxy(near, proxy, environ)
+    await connect_through(stream, proxy, "host.example", 7843)
+    return stream
+
+
+def secure_fake(*, forbidden: bool = False, silent: bool = False) -> FakeConnectProxy:
+    return FakeConnectProxy(
+        SECURE.authorization, proxy_context(()), forbidden=forbidden, silent=silent
+    )
+
+
+async def test_proxy_of_a_trusted_authority_is_spoken_to_over_tls(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    fake = secure_fake(forbidden=True)
+    with pytest.raises(LinkError, match=r"HTTP proxy localhost:3129: .*403.*NO_PROXY"):
+        await tunnel(fake, trusting(tmp_path, authority()[0]), nursery)
+    assert fake.targets == ["host.example:7843"]
+
+
+async def test_refused_password_is_named_over_tls_too(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    wrong = replace(SECURE, authorization=basic("user:other"))
+    with pytest.raises(LinkError, match=r"user and a password.*407"):
+        await tunnel(secure_fake(), trusting(tmp_path, authority()[0]), nursery, wrong)
+
+
+async def test_certificate_of_another_authority_is_refused(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    fake = secure_fake()
+    with pytest.raises(LinkError, match=r"own certificate is refused.*SSL_CERT_FILE") as caught:
+        await tunnel(fake, trusting(tmp_path, other_authority()), nursery)
+    assert "localhost:3129" in str(caught.value)
+    assert not fake.targets
+
+
+async def test_certificate_of_another_name_is_refused(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    fake = secure_fake()
+    renamed = replace(SECURE, host="proxy.site")
+    with pytest.raises(LinkError, match=r"certificate is refused: .*proxy[.]site") as caught:
+        await tunnel(fake, trusting(tmp_path, authority()[0]), nursery, renamed)
+    assert "secret" not in str(caught.value)
+    assert not fake.targets
+
+
+async def test_ca_of_the_link_does_not_vouch_for_an_http_proxy(nursery: trio.Nursery) -> None:
+    with pytest.raises(LinkError, match="certificate is refused"):
+        await tunnel(secure_fake(), {}, nursery)
+
+
+async def test_proxy_without_tls_behind_an_https_url_is_named(nursery: trio.Nursery) -> None:
+    near, far = memory_stream_pair()
+    await far.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    with pytest.raises(LinkError, match=r"TLS handshake failed: .*Write http://"):
+        await secure_proxy(near, SECURE, {})
+
+
+async def test_proxy_that_hangs_up_in_the_handshake_is_named() -> None:
+    near, far = memory_stream_pair()
+    await far.aclose()
+    with pytest.raises(LinkError, match="closed the connection during the TLS handshake"):
+        await secure_proxy(near, SECURE, {})
+
+
+async def test_proxy_that_hangs_in_the_handshake_runs_into_the_deadline(
+    autojump_clock: MockClock,
+) -> None:
+    near, _far = memory_stream_pair()
+    with pytest.raises(LinkError, match="no TLS handshake within 10 s"):
+        await secure_proxy(near, SECURE, {})
+    assert trio.current_time() == 10
+
+
+async def test_proxy_that_hangs_behind_its_handshake_runs_into_the_deadline(
+    autojump_clock: MockClock, nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    fake = secure_fake(silent=True)
+    with pytest.raises(LinkError, match="no answer to CONNECT within 10 s"):
+        await tunnel(fake, trusting(tmp_path, authority()[0]), nursery)
+    assert fake.targets == ["host.example:7843"]
+    assert trio.current_time() == 10
+
+
+async def test_header_without_an_end_is_cut_off(nursery: trio.Nursery, tmp_path: Path) -> None:
+    near, far = memory_stream_pair()
+    sent = 0
+
+    async def babble() -> None:
+        nonlocal sent
+        stream = trio.SSLStream(far, proxy_context(()), server_side=True)
+        await stream.send_all(b"HTTP/1.1 200 OK\r\n")
+        while True:
+            await stream.send_all(b"X: " + b"x" * 1021 + b"\r\n")
+            sent += 1026
+            await wait_all_tasks_blocked()
+
+    nursery.start_soon(babble)
+    stream = await secure_proxy(near, SECURE, trusting(tmp_path, authority()[0]))
+    with pytest.raises(LinkError, match="not HTTP"):
+        await connect_through(stream, SECURE, "host.example", 7843)
+    assert sent < 2 * MAX_HEADER_BYTES
+
+
+def test_unreadable_certificates_are_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"SSL_CERT_FILE {tmp_path / 'none'}")):
+        trust({"SSL_CERT_FILE": str(tmp_path / "none")})
+    (tmp_path / "empty").touch()
+    with pytest.raises(ConfigError, match="PEM"):
+        trust({"SSL_CERT_FILE": str(tmp_path / "empty")})

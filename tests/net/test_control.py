@@ -29,6 +29,10 @@ Dialler = ControlChannel[FromDialler, FromAcceptor]
 Acceptor = ControlChannel[FromAcceptor, FromDialler]
 
 
+async def idle(stream: LinkStream) -> None:
+    await trio.sleep_forever()
+
+
 async def test_messages_travel_both_ways_in_order(nursery: trio.Nursery) -> None:
     async def dialler(stream: LinkStream) -> None:
         await stream.respond(OK_RESPONSE)
@@ -101,6 +105,37 @@ async def test_bad_messages_are_the_peers_fault(nursery: trio.Nursery, data: byt
     async with await client.open(CONTROL_REQUEST) as stream:
         control: Acceptor = ControlChannel(stream, FROM_DIALLER)
         with pytest.raises(PeerProtocolError):
+            await control.receive()
+
+
+async def test_a_message_that_is_too_large_ends_no_more_than_its_link(
+    nursery: trio.Nursery,
+) -> None:
+    client, _ = await linked_pair(nursery, idle)
+    async with await client.open(CONTROL_REQUEST) as stream:
+        control: Acceptor = ControlChannel(stream, FROM_DIALLER)
+        with pytest.raises(LinkError, match="Finish of 1048600 bytes is over the limit"):
+            await control.send(Finish("x" * ((1 << 20) - len('{"t":"finish","reason":""}') + 24)))
+        await control.send(Finish("done"))
+
+
+async def test_no_more_is_kept_of_a_message_than_was_allowed(nursery: trio.Nursery) -> None:
+    async def dialler(stream: LinkStream) -> None:
+        control: Dialler = ControlChannel(stream, FROM_ACCEPTOR)
+        await stream.respond(OK_RESPONSE)
+        for size in (100, 5000, 5000):
+            await control.send(Holdings(["x" * size]))
+        await trio.sleep_forever()
+
+    client, _ = await linked_pair(nursery, dialler)
+    async with await client.open(CONTROL_REQUEST) as stream:
+        control: Acceptor = ControlChannel(stream, FROM_DIALLER)
+        control.allow(1000)
+        assert await control.receive() == Holdings(["x" * 100])
+        control.allow(6000)
+        assert await control.receive() == Holdings(["x" * 5000])
+        control.allow(1000)
+        with pytest.raises(PeerProtocolError, match="at most 1000 allowed"):
             await control.receive()
 
 

@@ -11,8 +11,9 @@ import trio
 from trio.testing import MockClock
 
 from asyncgrpo_agent.errors import BucketUnavailableError, LinkError, StoreError
-from asyncgrpo_agent.net.gateway import EVENT_PATH, Backend, CompletedRollout, Gateway
+from asyncgrpo_agent.net.gateway import EVENT_PATH, MAX_BODY_BYTES, Backend, Gateway
 from asyncgrpo_agent.net.http1 import Request
+from asyncgrpo_agent.net.rollouts import CompletedRollout
 from fakes.backend import ENGINE, FakeBackend, fleet_of
 from fakes.http_client import FakeClient
 
@@ -205,14 +206,31 @@ async def test_requests_that_cannot_be_served_are_refused(
     gateway: Gateway, backend: FakeBackend, body: Any
 ) -> None:
     status, answer = await ask(gateway, "POST", "/v1/completions", body)
-    assert (status, answer["error"]["hop"]) == (400, "gateway")
+    assert (status, answer["error"]["hop"]) == (400, "trainer agent")
     assert backend.rollouts == []
 
 
-async def test_errors_of_other_hops_pass_through(gateway: Gateway, backend: FakeBackend) -> None:
-    backend.answer = CompletedRollout(status=502, content_type="text/plain", body=b"replica gone")
+async def test_errors_of_other_hops_keep_their_status(
+    gateway: Gateway, backend: FakeBackend
+) -> None:
+    backend.answer = CompletedRollout(
+        status=502, hop="replica", may_have_run=False, reason="no socket", replica="r1"
+    )
     status, body = await ask(gateway, "POST", "/v1/completions", completion(ENGINE.base_model))
-    assert (status, body) == (502, "replica gone")
+    assert (status, body["error"]["code"]) == (502, 502)
+    assert (body["error"]["hop"], body["error"]["may_have_run"]) == ("replica agent", False)
+    assert body["error"]["message"].startswith("replica agent of r1: no socket. ")
+
+
+async def test_a_body_that_its_physical_name_makes_too_large_is_refused(
+    gateway: Gateway, backend: FakeBackend
+) -> None:
+    await load(gateway, "v1")
+    body = completion("v1", user="")
+    body["user"] = "x" * (MAX_BODY_BYTES - len(json.dumps(body)))
+    status, answer = await ask(gateway, "POST", "/v1/completions", body)
+    assert (status, answer["error"]["may_have_run"]) == (400, False)
+    assert backend.rollouts == []
 
 
 # --- who may ask ---------------------------------------------------------------------------------
@@ -246,7 +264,7 @@ async def test_web_pages_are_refused(gateway: Gateway, backend: FakeBackend) -> 
 )
 async def test_other_routes_do_not_exist(gateway: Gateway, method: str, path: str) -> None:
     status, body = await ask(gateway, method, path)
-    assert (status, body["error"]["hop"]) == (404, "gateway")
+    assert (status, body["error"]["hop"]) == (404, "trainer agent")
 
 
 # --- events and sockets --------------------------------------------------------------------------
@@ -274,7 +292,7 @@ async def test_link_trouble_is_a_503_that_names_the_gateway(url: str, backend: F
     async with httpcore.AsyncConnectionPool() as pool:
         answer = await post(pool, f"{url}/v1/completions", completion(ENGINE.base_model))
     assert answer.status == 503
-    assert json.loads(answer.content)["error"]["hop"] == "gateway"
+    assert json.loads(answer.content)["error"]["hop"] == "trainer agent"
 
 
 async def test_a_client_that_gives_up_cancels_its_rollout(

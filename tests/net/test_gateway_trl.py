@@ -47,6 +47,8 @@ async def test_trl_finds_a_vllm_server(nursery: trio.Nursery, tmp_path: Path) ->
     assert result["dtype"] == "torch.float32"
     assert result["lora"] == {"max_loras": 6, "max_lora_rank": 16}
     assert (result["data_parallel_size"], result["world_size"]) == (1, 1)
+    # As roles.trainer_adapters.LOAD_CALL_S assumes; TRL's trainer passes no other.
+    assert result["load_timeout_s"] == 1800
     assert result["sizes"] == [128] * 600
     assert "no space left" in result["failed_sync"]
     assert "VLLM_ALLOW_RUNTIME_LORA_UPDATING" not in result["failed_sync"]

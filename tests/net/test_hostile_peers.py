@@ -47,9 +47,11 @@ from fakes.wire_frames import (
 pytestmark = pytest.mark.slow
 
 ROW_S = 8.0
+STEP_S = 0.05  # of CPU time, in which nobody else is served
 HASTE = 10.0  # of the listener's clock where attacks are slow
 BATCH = 200  # frames of an attack that share a write
 ONE_RSS_MIB, ONE_CPU_S = 24.0, 1.5
+KNOWN_RSS_MIB, KNOWN_STEP_S = 56.0, 0.3  # 4,096 open streams, of 9 KiB each, end in one step
 MANY = 200
 MANY_RSS_MIB, MANY_CPU_S = 64.0, 8.0
 
@@ -190,17 +192,32 @@ SLOW = [
     ),
     Attack(
         name="header block, frame by frame",
-        reason="did not finish a header block in time",
+        reason="did not finish a frame or header block in time",
         first=START + raw(HEADERS, 0, 1, GET),
         again=slowly(raw(CONTINUATION, 0, 1, b"\x90")),
         pause_s=0.05,
     ),
     Attack(
-        name="header block, byte by byte",
-        reason="not registered, and idle",
+        name="HEADERS, one byte a second",
+        reason="did not finish a frame or header block in time",
         first=START + raw(HEADERS, 0, 1, bytes(1000))[:9],
         again=slowly(b"\x90"),
-        pause_s=0.05,
+        pause_s=0.1,
+    ),
+    Attack(
+        name="HEADERS of a known peer, one byte a second",
+        reason="did not finish a frame or header block in time",
+        first=raw(HEADERS, 0, 3, bytes(1000))[:9],
+        again=slowly(b"\x90"),
+        pause_s=0.1,
+        known=True,
+    ),
+    Attack(
+        name="DATA, one byte a second",
+        reason="did not finish a frame or header block in time",
+        first=OPEN + data(1, bytes(1000))[:9],
+        again=slowly(b"x"),
+        pause_s=0.1,
     ),
     Attack(name="silent", reason="has been silent", first=START),
     Attack(
@@ -224,6 +241,30 @@ SLOW = [
 ]
 
 
+STREAMS = [
+    Attack(
+        name="a body that does not begin",
+        reason="no first byte came within 10 s",
+        first=OPEN,
+        again=slowly(window(0, 1)),
+        pause_s=0.4,
+    ),
+    Attack(
+        name="a body, one byte every nine seconds",
+        reason="the stream did not end within 30 s",
+        first=OPEN,
+        again=slowly(data(1)),
+        pause_s=0.9,
+    ),
+    Attack(
+        name="an answer whose window stays closed",
+        reason="the peer opened no window for 10 s",
+        first=START + headers(1, GET_LARGE, end=True),
+        again=slowly(window(0, 1)),
+        pause_s=0.4,
+    ),
+]
+
 # What every connection of many sends before it goes quiet, and how many of a kind are let in.
 CROWDS = {
     "half a frame": (OPEN + data(1, bytes(16 << 10))[:-1], 200),
@@ -245,6 +286,12 @@ async def besieged(folder: Path, *flags: str) -> AsyncIterator[tuple[ServerProce
             nursery.cancel_scope.cancel()
 
 
+async def hardly_noticed(neighbour: Neighbour, step_s: float = STEP_S) -> None:
+    longest_s = await neighbour.longest_step_s()
+    print(f"longest step {1000 * longest_s:.1f} ms")  # noqa: T201 - shown by pytest -s
+    assert longest_s < step_s
+
+
 async def still_at_work(neighbour: Neighbour) -> None:
     with trio.fail_after(5):
         for _ in range(3):
@@ -263,7 +310,8 @@ async def survive(row: Attack, folder: Path, *flags: str) -> None:
         before = server.now()
         await attack(server.address, row, ROW_S)
         await still_at_work(neighbour)
-        judge(server, before, ONE_RSS_MIB, ONE_CPU_S)
+        judge(server, before, KNOWN_RSS_MIB if row.known else ONE_RSS_MIB, ONE_CPU_S)
+        await hardly_noticed(neighbour, KNOWN_STEP_S if row.known else STEP_S)
         (line,) = server.lines()
         assert row.reason in line
 
@@ -271,6 +319,18 @@ async def survive(row: Attack, folder: Path, *flags: str) -> None:
 @pytest.mark.parametrize("row", FAST, ids=str)
 async def test_an_attack_ends_itself_only(row: Attack, tmp_path: Path) -> None:
     await survive(row, tmp_path)
+
+
+@pytest.mark.parametrize("row", STREAMS, ids=str)
+async def test_a_slow_stream_ends_itself_only(row: Attack, tmp_path: Path) -> None:
+    """The connection goes on: what ends it here is that nothing else was asked for on it."""
+    async with besieged(tmp_path, "--speed", str(HASTE)) as (server, _):
+        before = server.now()
+        await attack(server.address, row, ROW_S)
+        judge(server, before, ONE_RSS_MIB, ONE_CPU_S)
+        overdue, end = server.lines()
+        assert row.reason in overdue
+        assert "not registered, and idle" in end
 
 
 async def test_a_malformed_request_costs_its_own_stream_only(tmp_path: Path) -> None:

@@ -267,6 +267,7 @@ async def test_agent_errors_become_answers(connect: Connect) -> None:
             "type": "StoreError",
             "code": 500,
             "hop": "test",
+            "may_have_run": True,
         }
     }
     assert (await client.ask())[0] == 503  # may be tried again

@@ -14,8 +14,10 @@ from asyncgrpo_agent.errors import EngineError, LinkError, StreamResetError
 from asyncgrpo_agent.net.link import LINGER_S, Link, LinkStream
 from asyncgrpo_agent.wire.headers import OK_RESPONSE, ROLLOUT_REQUEST
 from asyncgrpo_agent.wire.limits import AUTHENTICATED, PRE_AUTH
-from asyncgrpo_agent.wire.session import Session
+from asyncgrpo_agent.wire.session import WORK_A_CALL, Session
 from fakes.links import echo, linked_pair, refuse, unstarted_pair
+from fakes.sessions import client_start, request
+from fakes.wire_frames import headers, reset
 
 MIB = 1 << 20
 
@@ -154,7 +156,7 @@ async def test_one_stalled_stream_does_not_stop_the_others(nursery: trio.Nursery
         first = await stream.receive(5)
         if first == b"stall":
             await trio.sleep_forever()
-        await answer(stream, first)
+        await answer(stream, bytes(first))
 
     async def stall(stream: LinkStream) -> None:
         with suppress(StreamResetError):
@@ -186,6 +188,21 @@ async def test_bytes_of_dropped_streams_give_their_window_back(nursery: trio.Nur
         with suppress(StreamResetError):  # answered before the rest was read
             await stream.send(body)
         assert await read_all(stream) == b"whole"
+
+
+async def test_reader_lets_others_work_between_portions(nursery: trio.Nursery) -> None:
+    pairs, passes = 1000, 0
+    _client, server, (near, _) = unstarted_pair()
+    await nursery.start(run_until_lost, server)
+    await near.send_all(client_start())
+    await wait_all_tasks_blocked()
+    server.authenticated(AUTHENTICATED, 10.0, 10.0)
+    last = request(2 * pairs + 1)
+    await near.send_all(b"".join(headers(i) + reset(i) for i in range(1, 2 * pairs, 2)) + last)
+    while not server.open_streams:
+        passes += 1
+        await trio.lowlevel.checkpoint()
+    assert passes >= 2 * pairs // WORK_A_CALL
 
 
 # --- resets ----------------------------------------------------------------------------------
@@ -375,7 +392,7 @@ async def test_close_sends_what_was_queued_and_says_goodbye() -> None:
 
     async def handler(stream: LinkStream) -> None:
         nonlocal got
-        got = await stream.receive()
+        got = bytes(await stream.receive())
         await trio.sleep_forever()
 
     async def serve() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 from contextlib import suppress
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -26,7 +26,8 @@ from asyncgrpo_agent.wire.messages import (
     FromDialler,
     Hello,
 )
-from fakes.connect_proxy import FakeConnectProxy
+from fakes.certificates import authority, proxy_context
+from fakes.connect_proxy import FakeConnectProxy, basic
 from fakes.links import echo, refuse
 from fakes.loopback import dial_forward, dial_reversed, listen
 
@@ -113,20 +114,25 @@ async def serve_echo(link: Link, alpn: str, peer: str) -> None:
 
 
 def through(proxy: FakeConnectProxy, password: str) -> dict[str, str]:
-    return {"HTTPS_PROXY": f"http://user:{password}@127.0.0.1:{proxy.port}"}
+    scheme = "http" if proxy.context is None else "https"
+    return {"HTTPS_PROXY": f"{scheme}://user:{password}@127.0.0.1:{proxy.port}"}
 
 
-async def start_proxy(nursery: trio.Nursery) -> FakeConnectProxy:
-    pair = base64.b64encode(b"user:p@ss").decode()
-    proxy = FakeConnectProxy(authorization=f"Basic {pair}")
+async def start_proxy(nursery: trio.Nursery, *, tls: bool = False) -> FakeConnectProxy:
+    proxy = FakeConnectProxy(basic("user:p@ss"), proxy_context(()) if tls else None)
     await nursery.start(proxy.run)
     return proxy
 
 
-async def test_link_through_a_connect_proxy(nursery: trio.Nursery) -> None:
+@pytest.mark.parametrize("tls", [False, True])
+async def test_link_through_a_connect_proxy(
+    nursery: trio.Nursery, tmp_path: Path, tls: bool
+) -> None:
     address = await listen(nursery, serve_echo)
-    proxy = await start_proxy(nursery)
-    link = await dial_forward(address, through(proxy, "p%40ss"))
+    proxy = await start_proxy(nursery, tls=tls)
+    (tmp_path / "ca.pem").write_bytes(authority()[0])
+    environ = {**through(proxy, "p%40ss"), "SSL_CERT_FILE": str(tmp_path / "ca.pem")}
+    link = await dial_forward(address, environ)
     async with trio.open_nursery() as inner:
         inner.start_soon(link.run, refuse)
         await rollout(link, seed=7)
@@ -140,6 +146,12 @@ async def test_refused_password_at_the_connect_proxy_is_named(nursery: trio.Nurs
         await dial_forward("proxy.example:7843", through(proxy, "wrong"))
     assert "wrong" not in str(caught.value)
     assert proxy.targets == []
+
+
+async def test_http_proxy_that_cannot_be_reached_is_named() -> None:
+    environ = {"HTTPS_PROXY": "https://user:p@127.0.0.1:1"}
+    with pytest.raises(LinkError, match=r"HTTP proxy 127\.0\.0\.1:1: cannot connect: .*refused"):
+        await dial_forward("proxy.example:7843", environ)
 
 
 async def test_refused_connections_are_named() -> None:

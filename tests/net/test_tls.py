@@ -59,10 +59,10 @@ async def handshake(
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 async def test_both_sides_agree_on_the_protocol(protocol: str) -> None:
     client, server = await handshake(agent_context(protocol), protocol=protocol)
-    assert isinstance(client, trio.SSLStream)
+    assert isinstance(client, TlsStream)
     assert isinstance(server, tuple)
     assert server[1] == protocol
-    assert server[0].version() == "TLSv1.3"
+    assert server[0].ssl_object.version() == "TLSv1.3"
 
 
 async def test_other_protocol_is_a_named_error_on_both_sides() -> None:
@@ -90,7 +90,7 @@ async def test_other_server_name_is_refused() -> None:
 @pytest.mark.parametrize("name", ["localhost", "127.0.0.1"])
 async def test_other_given_names_are_in_the_certificate(name: str) -> None:
     client, _ = await handshake(agent_context("h2"), protocol="h2", name=name)
-    assert isinstance(client, trio.SSLStream)
+    assert isinstance(client, TlsStream)
 
 
 async def test_expired_certificate_is_refused(tmp_path: Path) -> None:
@@ -132,3 +132,18 @@ def test_unreadable_authority_is_a_config_error(ca: bytes) -> None:
 def test_missing_certificate_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
         server_context(tmp_path / "no", tmp_path / "no", PROTOCOLS)
+
+
+def test_encrypted_key_is_a_config_error_and_nobody_is_asked(tmp_path: Path) -> None:
+    chain, key = issue_server(*authority(), [], now=today())
+    encrypted = serialization.load_pem_private_key(key, None).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
+    (tmp_path / "chain.pem").write_bytes(chain)
+    (tmp_path / "server.key").write_bytes(encrypted)
+    with pytest.raises(ConfigError, match="is encrypted") as caught:
+        server_context(tmp_path / "chain.pem", tmp_path / "server.key", PROTOCOLS)
+    assert caught.value.where == str(tmp_path / "server.key")
+    assert "openssl pkey" in caught.value.fix

@@ -20,6 +20,7 @@ from asyncgrpo_agent.errors import AgentError, LinkClosedError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.link import Link, leaves
 from asyncgrpo_agent.net.sockets import join_address, set_liveness
+from asyncgrpo_agent.net.stranger_log import StrangerLog
 from asyncgrpo_agent.net.tls import secure_server
 from asyncgrpo_agent.wire.limits import PRE_AUTH
 from asyncgrpo_agent.wire.messages import ALPN_FORWARD, ALPN_REVERSED
@@ -31,7 +32,6 @@ MAX_STRANGERS_OF_ADDRESS: Final = 32
 STRANGER_IDLE_S: Final = 30.0
 _EXHAUSTED: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _EXHAUSTED_PAUSE_S: Final = 0.25
-_QUIET_S: Final = 10.0
 
 Listener = trio.abc.Listener[trio.SocketStream]
 LinkHandler = Callable[[Link, str, str], Awaitable[None]]
@@ -81,23 +81,6 @@ def _block_of(host: str) -> str:
     return str(address)
 
 
-class RefusalLog:
-    """`accept.refused`, once in ten seconds for each kind; the next line counts those held back."""
-
-    def __init__(self) -> None:
-        self._lines: dict[str, tuple[float, int]] = {}  # kind -> (time of the last line, held back)
-
-    def note(self, kind: str, *, peer: str, reason: str) -> None:
-        now = trio.current_time()
-        last, held_back = self._lines.get(kind, (-_QUIET_S, 0))
-        if now - last < _QUIET_S:
-            self._lines[kind] = (last, held_back + 1)
-            return
-        self._lines[kind] = (now, 0)
-        severity = log.warning if kind == "capacity" else log.info
-        severity("accept.refused", peer=peer, reason=reason, held_back=held_back)
-
-
 async def serve_links(
     listeners: Sequence[Listener],
     context: ssl.SSLContext,
@@ -116,7 +99,7 @@ async def serve_links(
         context,
         handler,
         Strangers(of_address=strangers_of_address, in_all=strangers_in_all),
-        RefusalLog(),
+        StrangerLog(),
     )
     async with trio.open_nursery() as nursery:
         for listener in listeners:
@@ -134,7 +117,7 @@ async def _accept(listener: Listener, door: _Door, nursery: trio.Nursery) -> Non
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
                     raise
-                door.refusals.note("capacity", peer="", reason=str(error))
+                door.note_refusal("capacity", peer="", reason=str(error))
                 await trio.sleep(_EXHAUSTED_PAUSE_S)
             else:
                 nursery.start_soon(door.let_in, transport)
@@ -148,12 +131,16 @@ class _Door:
         context: ssl.SSLContext,
         handler: LinkHandler,
         strangers: Strangers,
-        refusals: RefusalLog,
+        stranger_log: StrangerLog,
     ) -> None:
         self._context = context
         self._handler = handler
         self._strangers = strangers
-        self.refusals = refusals
+        self._stranger_log = stranger_log
+
+    def note_refusal(self, kind: str, *, peer: str, reason: str) -> None:
+        severity = log.warning if kind == "capacity" else log.info
+        self._stranger_log.note(severity, "accept.refused", kind, peer=peer, reason=reason)
 
     async def let_in(self, transport: trio.SocketStream) -> None:
         try:
@@ -170,7 +157,7 @@ class _Door:
         peer = join_address(host, port)
         release = self._strangers.admit(host)
         if release is None:
-            self.refusals.note("capacity", peer=peer, reason="too many unauthenticated connections")
+            self.note_refusal("capacity", peer=peer, reason="too many unauthenticated connections")
             return
         authenticated = trio.Event()
 
@@ -184,7 +171,13 @@ class _Door:
             # On a replica's link the roles are reversed: the dialler serves, we open streams.
             client = alpn == ALPN_REVERSED
             session = Session(client=client, limits=PRE_AUTH, now=trio.current_time())
-            link = Link(stream, session, peer=peer, on_authenticated=on_authenticated)
+            link = Link(
+                stream,
+                session,
+                peer=peer,
+                on_authenticated=on_authenticated,
+                stranger_log=self._stranger_log,
+            )
             await self._serve(link, alpn, authenticated)
         except* AgentError as group:
             failure = next(leaves(group))
@@ -195,7 +188,7 @@ class _Door:
                 event, severity = ("closed", log.info) if goodbye else ("lost", log.warning)
                 severity(f"link.{event}", peer=peer, reason=reason, up_s=up_s)
             else:
-                self.refusals.note("stranger", peer=peer, reason=reason)
+                self.note_refusal("stranger", peer=peer, reason=reason)
         finally:
             release()
 
@@ -215,6 +208,6 @@ class _Door:
                 await authenticated.wait()
             if not authenticated.is_set() and link.open_streams == 0:
                 reason = "not registered, and idle"
-                self.refusals.note("stranger", peer=link.peer, reason=reason)
+                self.note_refusal("stranger", peer=link.peer, reason=reason)
                 await link.aclose(reason)
                 return

@@ -1,16 +1,22 @@
-"""Dialling out through a site's HTTP proxy: which one, and the CONNECT exchange with it.
+"""Dialling out through a site's HTTP proxy: which one, TLS to it, and the CONNECT exchange.
 
 `choose_proxy` is pure and reads the environment that it is given: `https_proxy` or `HTTPS_PROXY`,
 and `no_proxy` or `NO_PROXY`. The proxy's password never appears in an error, a log or a repr.
 The exchange is bounded in bytes and in time.
+
+A proxy whose URL begins with `https://` is trusted as other programs trust it: by the certificates
+in `SSL_CERT_FILE` and `SSL_CERT_DIR`, else by the host's own store. The CA of the link itself plays
+no part in it, nor does this one in the link, which runs its own TLS through the tunnel.
 """
 
 from __future__ import annotations
 
 import base64
 import ipaddress
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
@@ -23,6 +29,13 @@ from asyncgrpo_agent.net.sockets import join_address
 CONNECT_S: Final = 10.0
 MAX_HEADER_BYTES: Final = 16 << 10
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+# Debian, Fedora, SUSE, Alpine: where a Python that was built elsewhere does not look by itself.
+_STORES: Final = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +46,11 @@ class ConnectProxy:
     port: int
     tls: bool
     authorization: str = field(default="", repr=False)
+
+    @property
+    def where(self) -> str:
+        """How errors name it; "proxy" alone is the agents' own."""
+        return f"HTTP proxy {join_address(self.host, self.port)}"
 
 
 def choose_proxy(host: str, port: int, environ: Mapping[str, str]) -> ConnectProxy | None:
@@ -91,11 +109,65 @@ def _matches(host: str, port: int, rule: str) -> bool:
         return host == name or host.endswith("." + name)
 
 
+def trust(environ: Mapping[str, str]) -> ssl.SSLContext:
+    """Which certificates an https:// proxy may have. Raises ConfigError."""
+    file, folder = environ.get("SSL_CERT_FILE"), environ.get("SSL_CERT_DIR")
+    known = ssl.get_default_verify_paths()
+    if not (file or folder or known.cafile or known.capath):
+        file = next((path for path in _STORES if Path(path).exists()), None)
+    try:
+        return ssl.create_default_context(cafile=file or None, capath=folder or None)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"the certificates to trust an https:// proxy by cannot be read: {error}",
+            where=f"SSL_CERT_FILE {file}",
+            fix="Name a readable file of PEM certificates there, or unset it",
+        ) from error
+
+
+async def secure_proxy(
+    transport: trio.abc.Stream, proxy: ConnectProxy, environ: Mapping[str, str]
+) -> trio.abc.Stream:
+    """TLS to the proxy itself. Raises LinkError, ConfigError; the caller closes then."""
+    stream = trio.SSLStream(
+        transport, trust(environ), server_hostname=proxy.host, https_compatible=True
+    )
+    try:
+        with trio.fail_after(CONNECT_S):
+            await stream.do_handshake()
+    except trio.TooSlowError:
+        raise LinkError(
+            f"no TLS handshake within {CONNECT_S:g} s",
+            where=proxy.where,
+            fix="Write http:// in HTTPS_PROXY if this proxy itself speaks no TLS",
+        ) from None
+    except trio.BrokenResourceError as error:
+        raise _handshake_error(error.__cause__, proxy.where) from error
+    return stream
+
+
+def _handshake_error(cause: BaseException | None, where: str) -> LinkError:
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return LinkError(
+            f"the HTTP proxy's own certificate is refused: {cause.verify_message}",
+            where=where,
+            fix="Write the proxy's name as its certificate has it, and put its CA into the host's"
+            " store or name it in SSL_CERT_FILE",
+        )
+    if isinstance(cause, ssl.SSLError) and cause.reason:
+        return LinkError(
+            f"TLS handshake failed: {cause.reason.replace('_', ' ').lower()}",
+            where=where,
+            fix="Write http:// in HTTPS_PROXY if this proxy itself speaks no TLS",
+        )
+    return LinkError("the HTTP proxy closed the connection during the TLS handshake", where=where)
+
+
 async def connect_through(
     stream: trio.abc.Stream, proxy: ConnectProxy, host: str, port: int
 ) -> None:
     """Have the proxy at the other end of `stream` join it to `host`. Raises LinkError."""
-    where = f"proxy {join_address(proxy.host, proxy.port)}"
+    where = proxy.where
     try:
         with trio.fail_after(CONNECT_S):
             answer = await _exchange(stream, proxy, join_address(host, port), where)

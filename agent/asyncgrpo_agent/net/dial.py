@@ -17,7 +17,12 @@ import trio
 from asyncgrpo_agent.core.backoff import Backoff
 from asyncgrpo_agent.errors import AgentError, LinkClosedError, LinkError, RegistrationRefusedError
 from asyncgrpo_agent.logs import Log
-from asyncgrpo_agent.net.connect_proxy import ConnectProxy, choose_proxy, connect_through
+from asyncgrpo_agent.net.connect_proxy import (
+    ConnectProxy,
+    choose_proxy,
+    connect_through,
+    secure_proxy,
+)
 from asyncgrpo_agent.net.link import Link, leaves
 from asyncgrpo_agent.net.sockets import join_address, parse_address, set_liveness
 from asyncgrpo_agent.net.tls import secure_client
@@ -44,7 +49,7 @@ async def dial(
     host, port = parse_address(address)
     proxy = choose_proxy(host, port, environ)
     try:
-        transport = await _connect(host, port, proxy)
+        transport = await _connect(host, port, proxy, environ)
         stream = await secure_client(transport, context, server_name, alpn)
     except LinkError as error:
         raise LinkError(error.what, where=error.where or address, fix=error.fix) from error
@@ -52,16 +57,15 @@ async def dial(
     return Link(stream, session, peer=address)
 
 
-async def _connect(host: str, port: int, proxy: ConnectProxy | None) -> trio.abc.Stream:
+async def _connect(
+    host: str, port: int, proxy: ConnectProxy | None, environ: Mapping[str, str]
+) -> trio.abc.Stream:
     if proxy is None:
-        return await _open_tcp(host, port)
-    stream: trio.abc.Stream = await _open_tcp(proxy.host, proxy.port)
+        return await _open_tcp(host, port, join_address(host, port))
+    stream: trio.abc.Stream = await _open_tcp(proxy.host, proxy.port, proxy.where)
     try:
         if proxy.tls:
-            context = ssl.create_default_context()
-            stream = trio.SSLStream(
-                stream, context, server_hostname=proxy.host, https_compatible=True
-            )
+            stream = await secure_proxy(stream, proxy, environ)
         await connect_through(stream, proxy, host, port)
     except BaseException:
         await trio.aclose_forcefully(stream)
@@ -69,8 +73,7 @@ async def _connect(host: str, port: int, proxy: ConnectProxy | None) -> trio.abc
     return stream
 
 
-async def _open_tcp(host: str, port: int) -> trio.SocketStream:
-    where = join_address(host, port)
+async def _open_tcp(host: str, port: int, where: str) -> trio.SocketStream:
     try:
         with trio.fail_after(TCP_CONNECT_S):
             stream = await trio.open_tcp_stream(host, port)
@@ -78,7 +81,8 @@ async def _open_tcp(host: str, port: int) -> trio.SocketStream:
         raise LinkError(
             f"no TCP connection within {TCP_CONNECT_S:g} s",
             where=where,
-            fix="Check that outbound TCP to this port is allowed",
+            fix="Check that outbound TCP to this port is allowed, or set HTTPS_PROXY if this site"
+            " has an HTTP proxy",
         ) from None
     except OSError as error:
         raise LinkError(f"cannot connect: {_first_cause(error)}", where=where) from error

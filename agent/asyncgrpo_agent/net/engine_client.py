@@ -1,4 +1,4 @@
-"""Client to one vLLM over its Unix socket, the only way that the agent ever talks to it.
+"""Client to one vLLM over its Unix socket; `net.upstream` has that to one with a URL.
 
 vLLM does not stream here, so the first byte of an answer comes with its last token; cancelling a
 call closes its connection, on which vLLM aborts the request. Every failure is an EngineError whose
@@ -9,6 +9,9 @@ All names of vLLM's routes, fields and metrics that the agent relies on are in t
 
 from __future__ import annotations
 
+import math
+import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -28,7 +31,12 @@ _CONTROL_S: Final = 30.0
 _LOAD_S: Final = 120.0  # large adapters, and a scheduler that is busy
 _SERVER_INFO_S: Final = 120.0  # vLLM runs `pip list` for it
 _HEALTH_S: Final = 5.0
-_OPENED: Final = "connection.connect_unix_socket.complete"
+MEASURED_TOKENS: Final = 16
+_REASON_CHARS: Final = 1000
+_OPENED: Final = frozenset(
+    {"connection.connect_unix_socket.complete", "connection.connect_tcp.complete"}
+)
+_STALE_S: Final = 5.0  # after which a request that fails had reached somebody, and may have run
 
 T = TypeVar("T")
 
@@ -109,16 +117,30 @@ _TRANSPORT_ERRORS: Final = (
     httpcore.ProtocolError,
     httpcore.TimeoutException,
     httpcore.ConnectionNotAvailable,
+    httpcore.ProxyError,
 )
+_UNSENT: Final = (httpcore.ConnectError, httpcore.ConnectTimeout, httpcore.ProxyError)
 
 
 class EngineClient:
     """One vLLM. Connections are opened when needed, so it may come and go under this client."""
 
-    def __init__(self, socket_path: str) -> None:
-        self._socket_path = socket_path
-        self._pool = httpcore.AsyncConnectionPool(
-            uds=socket_path,
+    def __init__(
+        self,
+        where: str,
+        pool: httpcore.AsyncConnectionPool | None = None,
+        *,
+        url: str = "http://vllm",
+        headers: Sequence[tuple[str, str]] = (("host", "vllm"),),
+        connect_s: float | None = None,
+    ) -> None:
+        """`where` is the path of its socket, or what errors name if there is a `pool`."""
+        self.headers = headers  # of every request
+        self._where = where
+        self._url = url
+        self._timeout = {"connect": connect_s}
+        self._pool = pool or httpcore.AsyncConnectionPool(
+            uds=where,
             max_connections=None,  # the replica's capacity is the limit
             max_keepalive_connections=_IDLE_CONNECTIONS,
             keepalive_expiry=_KEEPALIVE_S,
@@ -142,7 +164,8 @@ class EngineClient:
     async def complete(self, path: str, body: bytes, timeout_s: float) -> tuple[int, str, bytes]:
         """vLLM's status, content type and body, whatever they are."""
         if path not in COMPLETION_PATHS:
-            raise self._error(f"{path} is not a route that rollouts may use", status=404)
+            what = f"{path} is not a route that rollouts may use"
+            raise self._error(what, status=404, may_have_run=False)
         answer = await self._call("POST", path, body, timeout_s=timeout_s)
         return answer.status, answer.content_type, answer.body
 
@@ -163,6 +186,24 @@ class EngineClient:
         choice = self._decode(answer, _Completion).choices[0]
         if len(choice.token_ids) != 1 or choice.logprobs.token_logprobs[0] is None:
             raise self._error("the probe's answer lacks its token or log-probability", status=200)
+
+    async def measure(self, model: str, *, timeout_s: float = 60.0) -> float:
+        """Tokens a second of one short completion, alone; 0 if it takes too long to tell."""
+        request = {
+            "model": model,
+            "prompt": [0, 1, 2],
+            "max_tokens": MEASURED_TOKENS,
+            "ignore_eos": True,
+            "seed": 0,
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
+        began = trio.current_time()
+        with trio.move_on_after(timeout_s):
+            answer = await self._control("POST", "/v1/completions", request, timeout_s=math.inf)
+            tokens = len(self._decode(answer, _Completion).choices[0].token_ids)
+            return tokens / max(trio.current_time() - began, 1e-3)
+        return 0.0
 
     # --- adapters ----------------------------------------------------------------------------
 
@@ -233,7 +274,7 @@ class EngineClient:
         body = b"" if request is None else msgspec.json.encode(request)
         answer = await self._call(method, path, body, timeout_s=timeout_s)
         if answer.status != 200:
-            reason = _message(answer.body)
+            reason = failure_message(answer.body)
             raise self._error(f"{path} answered {answer.status}: {reason}", status=answer.status)
         return answer
 
@@ -243,35 +284,37 @@ class EngineClient:
 
         async def note_opening(event: str, _: dict[str, Any]) -> None:
             nonlocal opened
-            opened = opened or event == _OPENED
+            opened = opened or event in _OPENED
 
+        began = trio.current_time()
         try:
             with trio.fail_after(timeout_s):
                 try:
                     return await self._exchange(method, path, body, note_opening)
                 except _ClosedEarlyError:
-                    if opened:
+                    if opened or trio.current_time() - began > _STALE_S:
                         raise
                     return await self._exchange(method, path, body, note_opening)
         except trio.TooSlowError as error:
             raise self._error(f"{path} was not answered within {timeout_s:g} s") from error
         except _ClosedEarlyError as error:
-            raise self._error(f"{path} failed: {error.__cause__}") from error
+            raise self._error(f"{path} failed: {_reason(error.__cause__)}") from error
         except _TRANSPORT_ERRORS as error:
-            reason = str(error) or type(error).__name__
-            raise self._error(f"{path} failed: {reason}") from error
+            unsent = isinstance(error, _UNSENT)
+            reason = _reason(error)
+            raise self._error(f"{path} failed: {reason}", may_have_run=not unsent) from error
 
     async def _exchange(self, method: str, path: str, body: bytes, trace: Any) -> _Answer:
         request = httpcore.Request(
             method,
-            f"http://vllm{path}",
+            f"{self._url}{path}",
             headers=[
-                ("host", "vllm"),
+                *self.headers,
                 ("content-type", "application/json"),
                 ("content-length", str(len(body))),
             ],
             content=_Body(body),
-            extensions={"trace": trace},
+            extensions={"trace": trace, "timeout": self._timeout},
         )
         try:
             response = await self._pool.handle_async_request(request)
@@ -329,19 +372,31 @@ class EngineClient:
             raise self._error(f"metric {name} does not parse", status=200) from error
         if not values:
             fix = "Is this a version of vLLM that the agent knows, with its statistics on?"
-            raise EngineError(
-                f"/metrics lacks {name}", status=200, where=self._socket_path, fix=fix
-            )
+            raise EngineError(f"/metrics lacks {name}", status=200, where=self._where, fix=fix)
         return values
 
-    def _error(self, what: str, *, status: int = 0) -> EngineError:
-        return EngineError(what, status=status, where=self._socket_path)
+    def _error(self, what: str, *, status: int = 0, may_have_run: bool = True) -> EngineError:
+        return EngineError(what, status=status, may_have_run=may_have_run, where=self._where)
 
 
-def _message(body: bytes) -> str:
-    """vLLM's words in an error body, or the start of whatever came."""
+def _reason(error: BaseException | None) -> str:
+    """The first words that the error or one of its causes has."""
+    kind = type(error).__name__
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return f"its certificate is refused: {error.verify_message}"
+        if str(error):
+            return str(error)
+        error = error.__cause__ or error.__context__
+    return kind
 
+
+def failure_message(body: bytes) -> str:
+    """The start of vLLM's words in an error body, or of whatever came.
+
+    vLLM may repeat a whole prompt in them, which fits no message and belongs in no log.
+    """
     try:
-        return msgspec.json.decode(body, type=_Failure).error.message
+        return msgspec.json.decode(body, type=_Failure).error.message[:_REASON_CHARS]
     except msgspec.MsgspecError:
-        return body[:200].decode("utf-8", "replace")
+        return body[:_REASON_CHARS].decode("utf-8", "replace")

@@ -8,6 +8,8 @@ request without a name likewise, for vLLM would answer it from the base model. A
 answered 200 or 500, never 404, which TRL reports as a switched-off feature. Only loopback hosts and
 no browser may ask.
 
+Every error says which hop made it and whether the request may have run (`net.rollouts`).
+
 It must not decide anything about the fleet or the bucket: that is the backend's.
 """
 
@@ -15,7 +17,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final, Protocol, TypeVar
 
@@ -23,29 +24,22 @@ import msgspec
 import trio
 
 from asyncgrpo_agent.core import completions
-from asyncgrpo_agent.errors import StoreError
+from asyncgrpo_agent.core.contract import LOGPROBS_MODE
+from asyncgrpo_agent.errors import AgentError, StoreError
 from asyncgrpo_agent.logs import Log
-from asyncgrpo_agent.net import http1
+from asyncgrpo_agent.net import http1, rollouts
 from asyncgrpo_agent.net.http1 import Request, Response
+from asyncgrpo_agent.net.rollouts import TRAINER_AGENT, CompletedRollout
 from asyncgrpo_agent.wire import messages
 
-HOP: Final = "gateway"
 EVENT_PATH: Final = "/.agrpo/event"
+MAX_BODY_BYTES: Final = 16 << 20
 # Retired and late versions load on demand beside TRL's own; TRL checks against what is left.
 _RESERVED_LORAS: Final = 2
 _LOOPBACK: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.IGNORECASE)
 
 T = TypeVar("T")
 log = Log(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletedRollout:
-    """vLLM's answer, inflated, or an error of some hop."""
-
-    status: int
-    content_type: str
-    body: bytes
 
 
 class Backend(Protocol):
@@ -82,8 +76,13 @@ class _UnloadRequest(msgspec.Struct):
     lora_name: str
 
 
-class _BadRequestError(Exception):
-    """The body is not what its route takes."""
+class _RefusedRequestError(Exception):
+    """The body is not what its route takes, or names what does not exist. Nothing was done."""
+
+    def __init__(self, reason: str, *, status: int = 400, kind: str = "BadRequestError") -> None:
+        super().__init__(reason)
+        self.status = status
+        self.kind = kind
 
 
 class Gateway:
@@ -116,7 +115,7 @@ class Gateway:
         task_status: trio.TaskStatus[object] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Serve on `listeners`, which must be loopback or Unix sockets, until cancelled."""
-        await http1.serve(listeners, self.handle, hop=HOP, task_status=task_status)
+        await http1.serve(listeners, self.handle, hop=TRAINER_AGENT, task_status=task_status)
 
     async def handle(self, request: Request) -> Response:
         if refusal := _refuse_foreign(request):
@@ -126,8 +125,16 @@ class Gateway:
             return _error(404, f"no route {request.method} {request.path}", "NotFoundError")
         try:
             return await route(request)
-        except _BadRequestError as error:
-            return _error(400, str(error), "BadRequestError")
+        except _RefusedRequestError as error:
+            log.warning(
+                "request.refused",
+                path=request.path,
+                hop=TRAINER_AGENT,
+                may_have_run=False,
+                status=error.status,
+                reason=str(error),
+            )
+            return _error(error.status, str(error), error.kind)
 
     # --- what TRL asks before it starts ------------------------------------------------------
 
@@ -160,7 +167,11 @@ class Gateway:
             "max_lora_rank": engine.max_lora_rank,
         }
         config = {
-            "model_config": {"dtype": engine.dtype, "max_model_len": engine.max_model_len},
+            "model_config": {
+                "dtype": engine.dtype,
+                "max_model_len": engine.max_model_len,
+                "logprobs_mode": LOGPROBS_MODE,
+            },
             "lora_config": lora,
             "parallel_config": {"data_parallel_size": 1},
         }
@@ -178,7 +189,7 @@ class Gateway:
     async def _load(self, request: Request) -> Response:
         load = _decode(request.body, _LoadRequest)
         if not load.lora_name or not load.lora_path:
-            raise _BadRequestError("Both 'lora_name' and 'lora_path' must be provided.")
+            raise _RefusedRequestError("Both 'lora_name' and 'lora_path' must be provided.")
         try:
             await self._backend.publish(load.lora_name, load.lora_path)
         except StoreError as error:
@@ -199,16 +210,24 @@ class Gateway:
         try:
             call = completions.parse(request.body)
         except msgspec.MsgspecError as error:
-            raise _BadRequestError(str(error)) from error
+            raise _RefusedRequestError(str(error)) from error
         if call.stream:
-            raise _BadRequestError('streaming is not supported: leave out "stream": true')
+            raise _RefusedRequestError('streaming is not supported: leave out "stream": true')
         model = self._model_for(call.model)
         if model is None:
             message = f"The model `{call.model}` does not exist: it is no adapter of this run."
-            return _error(404, message, "NotFoundError")
-        answer = await self._backend.complete(
-            self._envelope(request.path, model, call), call.body_for(model)
-        )
+            raise _RefusedRequestError(message, status=404, kind="NotFoundError")
+        body = call.body_for(model)
+        if len(body) > MAX_BODY_BYTES:  # its physical name is longer than TRL's
+            raise _RefusedRequestError(f"the body is over the limit of {MAX_BODY_BYTES} bytes")
+        rollout = self._envelope(request.path, model, call)
+        try:
+            answer = await self._backend.complete(rollout, body)
+        except AgentError as error:
+            status = 503 if error.retryable else 500
+            answer = CompletedRollout(status=status, hop="gateway", reason=str(error))
+        if answer.status >= 400:
+            return rollouts.error_response(rollout.id, answer)
         return Response(
             status=answer.status,
             content_type=answer.content_type,
@@ -273,7 +292,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError as error:
-        raise _BadRequestError(str(error)) from error
+        raise _RefusedRequestError(str(error)) from error
 
 
 def _text(text: str) -> Response:
@@ -281,7 +300,7 @@ def _text(text: str) -> Response:
 
 
 def _error(status: int, message: str, kind: str) -> Response:
-    return http1.error_response(status, message, kind=kind, hop=HOP)
+    return http1.error_response(status, message, kind=kind, hop=TRAINER_AGENT)
 
 
 def _unready(reason: str) -> Response:

@@ -1,8 +1,9 @@
-"""A small HTTP/1.1 server: h11 over trio streams, whole bodies in, whole bodies out.
+"""A small HTTP/1.1 server over trio streams: whole bodies in, whole bodies out.
 
-One task a connection, plus one that watches for the client's leaving while a handler runs: the
-handler is then cancelled, so that generation is aborted upstream. A client that shuts down its
-sending side before it has its answer counts as gone.
+Two tasks a connection. One reads, whatever the other does, so that a client's leaving is seen while
+a handler runs: the handler is then cancelled, so that generation is aborted upstream. A client that
+shuts down its sending side before it has its answer counts as gone. Plain requests, nearly all, are
+taken from what was read at once (`http1_heads`); any other goes through h11.
 
 Invariants: no failure of one connection or handler reaches another, or the listener; every wait on
 a client has a deadline, except the wait for our own handler. Handlers raise AgentError for what
@@ -13,6 +14,7 @@ It must not know what is served, and it streams nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,10 +26,12 @@ import trio
 
 from asyncgrpo_agent.errors import AgentError
 from asyncgrpo_agent.logs import Log
+from asyncgrpo_agent.net.http1_heads import PlainHead, read_head, write_head
 
 JSON: Final = "application/json"
 _READ_BYTES: Final = 64 << 10
-_PIPELINED_BYTES: Final = 256 << 10  # beyond, the watcher stops reading and TCP pushes back
+_PLAIN_BODY_BYTES: Final = 128 << 10  # larger ones are not kept in one piece before they are whole
+_AHEAD_BYTES: Final = 256 << 10  # beyond, nothing more is read and TCP pushes back
 _LINGER_S: Final = 2.0
 
 log = Log(__name__)
@@ -73,9 +77,17 @@ def json_response(status: int, value: Any) -> Response:
     return Response(status=status, content_type=JSON, body=msgspec.json.encode(value))
 
 
-def error_response(status: int, message: str, *, kind: str, hop: str) -> Response:
-    """An error as vLLM words it, plus the hop that made it."""
-    error = {"message": message, "type": kind, "code": status, "hop": hop}
+def error_response(
+    status: int, message: str, *, kind: str, hop: str, may_have_run: bool = False
+) -> Response:
+    """An error as vLLM words it, plus the hop that made it and whether anything was tried."""
+    error = {
+        "message": message,
+        "type": kind,
+        "code": status,
+        "hop": hop,
+        "may_have_run": may_have_run,
+    }
     return json_response(status, {"error": error})
 
 
@@ -103,15 +115,8 @@ async def serve_connection(
     limits: Limits | None = None,
 ) -> None:
     """Serve one connection to its end and close it; raises nothing but trio.Cancelled."""
-    connection = _Connection(stream, handler, hop, limits or Limits())
     async with stream:
-        try:
-            while await connection.serve_request():
-                pass
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            log.debug("http.client_lost", hop=hop)
-        except Exception:  # the border of this connection: no bug in it may harm another
-            log.exception("http.connection_failed", hop=hop)
+        await _Connection(stream, handler, hop, limits or Limits()).serve()
 
 
 class _RefusedRequestError(Exception):
@@ -123,7 +128,7 @@ class _RefusedRequestError(Exception):
 
 
 class _Connection:
-    """One connection. The stream has one reader at any time: the request loop or the watcher."""
+    """One connection. `_received` is what was read and nobody has taken yet."""
 
     def __init__(
         self, stream: trio.abc.HalfCloseableStream, handler: Handler, hop: str, limits: Limits
@@ -132,11 +137,35 @@ class _Connection:
         self._handler = handler
         self._hop = hop
         self._limits = limits
-        self._h11 = h11.Connection(
-            our_role=h11.SERVER, max_incomplete_event_size=limits.header_bytes
+        self._received = bytearray()
+        self._ended = False  # the client sends no more
+        self._arrivals = trio.lowlevel.ParkingLot()
+        self._room = trio.lowlevel.ParkingLot()
+        self._scope: trio.CancelScope  # of the connection; its deadline is for waits on the client
+        self._handling: trio.CancelScope | None = None
+        self._plain = True  # the request at hand
+        self._h11 = self._new_h11()  # of a request that is not
+
+    def _new_h11(self) -> h11.Connection:
+        return h11.Connection(
+            our_role=h11.SERVER, max_incomplete_event_size=self._limits.header_bytes
         )
 
-    async def serve_request(self) -> bool:
+    async def serve(self) -> None:
+        """To the connection's end; raises nothing but trio.Cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._scope = nursery.cancel_scope
+            nursery.start_soon(self._read)
+            try:
+                while await self._serve_request():
+                    pass
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                log.debug("http.client_lost", hop=self._hop)
+            except Exception:  # the border of this connection: no bug in it may harm another
+                log.exception("http.connection_failed", hop=self._hop)
+            nursery.cancel_scope.cancel()
+
+    async def _serve_request(self) -> bool:
         """One request and its answer; False when the connection is over."""
         try:
             request = await self._read_request()
@@ -149,40 +178,83 @@ class _Connection:
         if response is None:
             log.debug("http.client_gone", hop=self._hop, path=request.path)
             return False
-        await self._send(response, head_only=request.method == "HEAD")
-        if self._h11.our_state is h11.DONE and self._h11.their_state is h11.DONE:
-            self._h11.start_next_cycle()
+        if self._plain:
+            await self._write(write_head(response.status, _headers(response)) + response.body)
             return True
-        return False
+        await self._send(response, head_only=request.method == "HEAD")
+        if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
+            return False
+        self._received[:0] = self._h11.trailing_data[0]
+        self._h11 = self._new_h11()
+        return True
 
     # --- reading -----------------------------------------------------------------------------
 
+    async def _read(self) -> None:
+        """The stream's only reader. Its end cancels the handler, if one runs."""
+        try:
+            while data := await self._stream.receive_some(_READ_BYTES):
+                self._received += data
+                self._arrivals.unpark_all()
+                while len(self._received) >= _AHEAD_BYTES:
+                    await self._room.park()
+        except trio.BrokenResourceError:
+            pass
+        self._ended = True
+        self._arrivals.unpark_all()
+        if self._handling is not None:
+            self._handling.cancel()
+
+    async def _more(self) -> bool:
+        """Wait until more was read; False at the client's end."""
+        if not self._ended:
+            await self._arrivals.park()
+        return not self._ended
+
+    def _take(self, size_bytes: int) -> bytes:
+        data = bytes(self._received[:size_bytes])
+        del self._received[:size_bytes]
+        self._room.unpark_all()
+        return data
+
     async def _read_request(self) -> Request | None:
         """The next request, or None if the client has none."""
-        if not await self._wait_for_bytes():
+        if not self._received:
+            self._scope.deadline = trio.current_time() + self._limits.idle_s
+            await self._more()
+            self._scope.deadline = math.inf
+        if not self._received:
             return None
         try:
-            with trio.fail_after(self._limits.header_s):
-                head = await self._next_event()
-            if not isinstance(head, h11.Request):
-                return None
-            with trio.fail_after(self._limits.body_s):
-                body = await self._read_body(head)
+            return await self._read_plain() or await self._read_any()
         except trio.TooSlowError as error:
             raise _RefusedRequestError(408, "the request took too long to arrive") from error
         except h11.RemoteProtocolError as error:
             raise _RefusedRequestError(error.error_status_hint, str(error)) from error
-        return _request(head, body)
 
-    async def _wait_for_bytes(self) -> bool:
-        if self._h11.trailing_data[0]:
-            return True
-        data = b""
-        with trio.move_on_after(self._limits.idle_s):
-            data = bytes(await self._stream.receive_some(_READ_BYTES))
-        if data:
-            self._h11.receive_data(data)
-        return bool(data)
+    async def _read_plain(self) -> Request | None:
+        """None, and nothing is taken, if it is no plain request."""
+        head = read_head(self._received, self._limits.header_bytes)
+        if head is None or head.body_bytes > min(_PLAIN_BODY_BYTES, self._limits.body_bytes):
+            return None
+        if len(self._received) < head.head_bytes + head.body_bytes:
+            with trio.fail_after(self._limits.body_s):
+                while len(self._received) < head.head_bytes + head.body_bytes:
+                    if not await self._more():
+                        return None
+        self._plain = True
+        self._take(head.head_bytes)
+        return _plain_request(head, self._take(head.body_bytes))
+
+    async def _read_any(self) -> Request | None:
+        self._plain = False
+        with trio.fail_after(self._limits.header_s):
+            head = await self._next_event()
+        if not isinstance(head, h11.Request):
+            return None
+        with trio.fail_after(self._limits.body_s):
+            body = await self._read_body(head)
+        return _request(head, body)
 
     async def _next_event(self) -> h11.Event | type[h11.PAUSED]:
         while True:
@@ -192,7 +264,9 @@ class _Connection:
             if self._h11.they_are_waiting_for_100_continue:
                 proceed = h11.InformationalResponse(status_code=100, headers=[])
                 await self._stream.send_all(self._h11.send(proceed) or b"")
-            self._h11.receive_data(bytes(await self._stream.receive_some(_READ_BYTES)))
+            if not self._received:
+                await self._more()
+            self._h11.receive_data(self._take(_READ_BYTES))
 
     async def _read_body(self, head: h11.Request) -> bytes:
         limit = self._limits.body_bytes
@@ -214,25 +288,12 @@ class _Connection:
     async def _answer_while_connected(self, request: Request) -> Response | None:
         """The handler's answer; None if the client went away first."""
         response: Response | None = None
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._cancel_when_gone, nursery.cancel_scope)
+        with trio.CancelScope() as self._handling:
+            if self._ended:
+                self._handling.cancel()
             response = await self._answer(request)
-            nursery.cancel_scope.cancel()
+        self._handling = None
         return response
-
-    async def _cancel_when_gone(self, scope: trio.CancelScope) -> None:
-        """Cancels the handler at the client's end of stream; bytes of a next request are kept."""
-        kept_bytes = 0
-        while kept_bytes < _PIPELINED_BYTES:
-            try:
-                data = bytes(await self._stream.receive_some(_READ_BYTES))
-            except trio.BrokenResourceError:
-                data = b""
-            if not data:
-                scope.cancel()
-                return
-            self._h11.receive_data(data)
-            kept_bytes += len(data)
 
     async def _answer(self, request: Request) -> Response:
         try:
@@ -241,20 +302,18 @@ class _Connection:
             status = 503 if error.retryable else 500
             kind = type(error).__name__
             log.warning("http.failed", hop=self._hop, path=request.path, error=error)
-            return error_response(status, str(error), kind=kind, hop=self._hop)
+            return error_response(status, str(error), kind=kind, hop=self._hop, may_have_run=True)
         except Exception:  # the border of one request: the server lives on
             log.exception("http.handler_failed", hop=self._hop, path=request.path)
             message = "an internal error; the agent's log has the traceback"
-            return error_response(500, message, kind="InternalError", hop=self._hop)
+            return error_response(
+                500, message, kind="InternalError", hop=self._hop, may_have_run=True
+            )
 
     async def _send(
         self, response: Response, *, head_only: bool = False, close: bool = False
     ) -> None:
-        headers = [
-            ("content-type", response.content_type),
-            ("content-length", str(len(response.body))),
-            *response.headers,
-        ]
+        headers = _headers(response)
         if close:
             headers.append(("connection", "close"))
         events: list[h11.Event] = [h11.Response(status_code=response.status, headers=headers)]
@@ -262,10 +321,13 @@ class _Connection:
             events.append(h11.Data(data=response.body))
         events.append(h11.EndOfMessage())
         output = b"".join(self._h11.send(event) or b"" for event in events)
-        with trio.move_on_after(self._limits.write_s) as writing:
-            await self._stream.send_all(output)
-        if writing.cancelled_caught:
-            raise trio.BrokenResourceError("the client does not read its answer")
+        await self._write(output)
+
+    async def _write(self, output: bytes) -> None:
+        """A client that does not read its answer in time loses the connection."""
+        self._scope.deadline = trio.current_time() + self._limits.write_s
+        await self._stream.send_all(output)
+        self._scope.deadline = math.inf
 
     async def _refuse(self, refusal: _RefusedRequestError) -> None:
         """Answer if the protocol still allows it, then read on for a moment.
@@ -282,8 +344,27 @@ class _Connection:
         await self._send(response, close=True)
         with trio.move_on_after(_LINGER_S):
             await self._stream.send_eof()
-            while await self._stream.receive_some(_READ_BYTES):
-                pass
+            while await self._more():
+                self._take(len(self._received))
+
+
+def _headers(response: Response) -> list[tuple[str, str]]:
+    return [
+        ("content-type", response.content_type),
+        ("content-length", str(len(response.body))),
+        *response.headers,
+    ]
+
+
+def _plain_request(head: PlainHead, body: bytes) -> Request:
+    path, _, query = head.target.partition("?")
+    return Request(
+        method=head.method,
+        path=path,
+        query=dict(parse_qsl(query, keep_blank_values=True)) if query else {},
+        headers=head.headers,
+        body=body,
+    )
 
 
 def _request(head: h11.Request, body: bytes) -> Request:

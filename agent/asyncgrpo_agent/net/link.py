@@ -4,6 +4,9 @@ Three tasks own the connection. The reader turns bytes into events; the writer i
 ever calls `send_all`, because cancelling that call breaks a TLS stream; the keeper runs the
 session's timers. Everybody else mutates the session synchronously, without a checkpoint on the
 way, and wakes the writer: a request never touches the socket, cancelling one queues RST_STREAM.
+The reader yields to other tasks after some milliseconds of work, and the keeper looks once a second
+for streams whose peer takes too long (`wire.deadlines`): neither may one connection delay the
+others, nor one stream outlive its use.
 
 Invariants: bytes of a peer are acknowledged once somebody took them or nobody ever will, so flow
 control bounds what waits here. The first failure is kept and is what every waiter gets. The cost
@@ -22,6 +25,15 @@ from h2.errors import ErrorCodes
 from asyncgrpo_agent.errors import AgentError, LinkClosedError, LinkError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.link_stream import LinkStream as LinkStream
+from asyncgrpo_agent.net.stranger_log import Severity, StrangerLog
+from asyncgrpo_agent.net.tls_stream import send_parts
+from asyncgrpo_agent.wire.deadlines import (
+    KNOWN_PEERS,
+    STRANGERS,
+    UNLIMITED,
+    StreamDeadlines,
+    StreamTimer,
+)
 from asyncgrpo_agent.wire.events import (
     DataReceived,
     Event,
@@ -39,9 +51,10 @@ from asyncgrpo_agent.wire.headers import Headers
 from asyncgrpo_agent.wire.limits import Limits
 from asyncgrpo_agent.wire.session import Session
 
-READ_BYTES: Final = 32 << 10  # more would let one connection delay the others
+READ_BYTES: Final = 256 << 10  # more would let one connection delay the others
 LINGER_S: Final = 1.0
 FLUSH_S: Final = 2.0
+LOOK_S: Final = 1.0  # between looks for streams that are overdue
 WRITE_S: Final = 30.0  # in which the peer has to take at least one write
 
 Handler = Callable[[LinkStream], Awaitable[None]]
@@ -60,13 +73,18 @@ class Link:
         *,
         peer: str,
         on_authenticated: Callable[[], None] | None = None,
+        stranger_log: StrangerLog | None = None,
     ) -> None:
         self.peer = peer
         self.rtt_s: float | None = None
         self._transport = stream
         self._session = session
         self._on_authenticated = on_authenticated
+        self._stranger_log = stranger_log  # until the peer has proved who it is
         self._streams: dict[int, LinkStream] = {}
+        self._timers: dict[int, StreamTimer] = {}  # with deadlines, until a look after their end
+        self._look_due = math.inf
+        self._inbound_deadlines = STRANGERS
         self._slots = trio.lowlevel.ParkingLot()
         self._output = trio.Event()
         self._drained = trio.lowlevel.ParkingLot()
@@ -126,8 +144,12 @@ class Link:
             with trio.move_on_after(LINGER_S):
                 await self._peer_gone.wait()
 
-    async def open(self, headers: Headers) -> LinkStream:
-        """Open a stream, once the peer's limit allows one more. Raises LinkError."""
+    async def open(self, headers: Headers, deadlines: StreamDeadlines = UNLIMITED) -> LinkStream:
+        """Open a stream, once the peer's limit allows one more. Raises LinkError.
+
+        If the peer exceeds a deadline, the stream is reset and whoever waits gets a
+        StreamDeadlineError.
+        """
         await trio.lowlevel.checkpoint_if_cancelled()
         while True:
             self.check()
@@ -135,8 +157,7 @@ class Link:
                 break
             await self._slots.park()
         stream_id = self._session.open_stream(headers)
-        stream = LinkStream(self, self._session, stream_id, headers, inbound=False)
-        self._streams[stream_id] = stream
+        stream = self._add(stream_id, headers, deadlines, inbound=False)
         self.touch()
         return stream
 
@@ -154,13 +175,30 @@ class Link:
         else:
             await trio.aclose_forcefully(self._transport)
 
-    def authenticated(self, limits: Limits, ping_s: float, ping_deadline_s: float) -> None:
-        """The peer has proved who it is: from here on it may use the link for real work."""
+    def authenticated(
+        self,
+        limits: Limits,
+        ping_s: float,
+        ping_deadline_s: float,
+        deadlines: StreamDeadlines = KNOWN_PEERS,
+    ) -> None:
+        """The peer has proved who it is: from here on it may use the link for real work.
+
+        `deadlines` are for streams that it opens from now on. What is open already is the control
+        stream, as long as the link, which has none.
+        """
+        self._inbound_deadlines = deadlines
+        self._stranger_log = None
+        self._timers.clear()
         self._session.raise_limits(limits)
         self._session.set_ping(ping_s, ping_deadline_s, trio.current_time())
         self._output.set()  # the keeper has another deadline, if nothing else
         if self._on_authenticated is not None:
             self._on_authenticated()
+
+    def limit(self, stream: LinkStream, deadlines: StreamDeadlines) -> None:
+        """Have a stream end by other deadlines than it began with, from its opening as ever."""
+        self._watch(stream.stream_id, stream.limit(deadlines))
 
     # --- for the streams of this link ------------------------------------------------------
 
@@ -185,7 +223,11 @@ class Link:
         try:
             while data := await self._transport.receive_some(READ_BYTES):
                 if self._loss is None:  # else it only waits for the peer to close
-                    self._dispatch(self._session.receive(bytes(data), trio.current_time()))
+                    self._dispatch(self._session.receive(data, trio.current_time()))
+                    self.touch()
+                while self._session.backlog and self._loss is None:
+                    await trio.lowlevel.checkpoint()
+                    self._dispatch(self._session.receive(b"", trio.current_time()))
                     self.touch()
             self._end(LinkError("the peer closed the connection"))
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
@@ -196,11 +238,11 @@ class Link:
     async def _write(self) -> None:
         try:
             while True:
-                data = self._session.take_output()
+                parts = self._session.take_parts()
                 self._dispatch(self._session.take_events())
-                if data:
+                if parts:
                     self._sending_since = trio.current_time()
-                    await self._transport.send_all(data)
+                    await send_parts(self._transport, parts)
                     self._sending_since = math.inf
                 elif self._loss is not None:
                     return
@@ -217,14 +259,49 @@ class Link:
         while True:
             deadline = self._session.next_deadline()
             with trio.move_on_after(WRITE_S) as self._pause:
-                if deadline is not None:
-                    self._pause.deadline = min(self._pause.deadline, deadline)
+                self._wake_keeper(min(self._look_due, math.inf if deadline is None else deadline))
                 await trio.sleep_forever()
             now = trio.current_time()
             if now - self._sending_since > WRITE_S:
                 self._end(LinkError(f"the peer has read nothing for {WRITE_S:g} s"))
+            if now >= self._look_due:
+                self._look(now)
             self._dispatch(self._session.tick(now))
             self.touch()
+
+    def _wake_keeper(self, deadline: float) -> None:
+        if deadline < self._pause.deadline:
+            self._pause.deadline = deadline
+
+    def _look(self, now: float) -> None:
+        """Give up the streams whose peer takes too long."""
+        session = self._session
+        for stream_id, timer in list(self._timers.items()):
+            if not session.is_open(stream_id):
+                del self._timers[stream_id]
+                continue
+            unsent_bytes = session.buffered_bytes(stream_id)
+            window_open = not unsent_bytes or session.window_open(stream_id)
+            reason = timer.overdue(now, unsent_bytes=unsent_bytes, window_open=window_open)
+            if reason is not None:
+                self._give_up(stream_id, reason)
+        self._look_due = now + LOOK_S if self._timers else math.inf
+
+    def _give_up(self, stream_id: int, reason: str) -> None:
+        del self._timers[stream_id]
+        stream = self._streams.get(stream_id)
+        if stream is not None:
+            stream.on_overdue(reason)
+        else:  # both sides have said all, but the peer does not take it
+            self._session.reset(stream_id, ErrorCodes.CANCEL)
+        if stream is None or stream.inbound:  # else somebody gets the error
+            self._note(log.info, "stream.overdue", stream=stream_id, reason=reason)
+
+    def _note(self, severity: Severity, event: str, **fields: object) -> None:
+        if self._stranger_log is not None:
+            self._stranger_log.note(severity, event, "", peer=self.peer, **fields)
+        else:
+            severity(event, peer=self.peer, **fields)
 
     # --- events ----------------------------------------------------------------------------
 
@@ -244,8 +321,8 @@ class Link:
         if self._slots and self._has_slot():
             self._slots.unpark()  # whoever opens a stream brings us here again for the next
         deadline = self._session.next_deadline()
-        if deadline is not None and deadline < self._pause.deadline:
-            self._pause.deadline = deadline
+        if deadline is not None:
+            self._wake_keeper(deadline)
 
     def _dispatch_to_stream(self, event: StreamEvent) -> None:
         stream = self._streams.get(event.stream_id)
@@ -270,9 +347,24 @@ class Link:
         return self._session.ready and self._session.can_open()
 
     def _accept(self, stream_id: int, headers: Headers) -> None:
-        stream = LinkStream(self, self._session, stream_id, headers, inbound=True)
+        self._spawn(self._add(stream_id, headers, self._inbound_deadlines, inbound=True))
+
+    def _add(
+        self, stream_id: int, headers: Headers, deadlines: StreamDeadlines, *, inbound: bool
+    ) -> LinkStream:
+        now = trio.current_time()
+        timer = StreamTimer(deadlines, now)
+        if deadlines is not UNLIMITED:
+            self._watch(stream_id, timer)
+        stream = LinkStream(self, self._session, stream_id, headers, timer, inbound=inbound)
         self._streams[stream_id] = stream
-        self._spawn(stream)
+        return stream
+
+    def _watch(self, stream_id: int, timer: StreamTimer) -> None:
+        self._timers[stream_id] = timer
+        if self._look_due == math.inf:
+            self._look_due = trio.current_time() + LOOK_S
+            self._wake_keeper(self._look_due)
 
     async def _serve(self, handler: Handler, stream: LinkStream) -> None:
         with stream.handler_scope:
@@ -280,7 +372,7 @@ class Link:
                 await handler(stream)
             except* AgentError as group:
                 if self._loss is None and not stream.done:
-                    log.warning("stream.failed", peer=self.peer, reason=str(next(leaves(group))))
+                    self._note(log.warning, "stream.failed", reason=str(next(leaves(group))))
                 stream.drop(ErrorCodes.INTERNAL_ERROR)
             finally:
                 stream.drop()

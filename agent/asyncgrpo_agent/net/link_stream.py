@@ -8,6 +8,7 @@ again. Invariant: after a reset, from either side, nothing is waiting to be read
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from types import TracebackType
 from typing import Final, Protocol, Self
@@ -15,11 +16,13 @@ from typing import Final, Protocol, Self
 import trio
 from h2.errors import ErrorCodes
 
-from asyncgrpo_agent.errors import StreamResetError
+from asyncgrpo_agent.errors import StreamDeadlineError, StreamResetError
+from asyncgrpo_agent.wire.deadlines import StreamDeadlines, StreamTimer
 from asyncgrpo_agent.wire.headers import Headers
 from asyncgrpo_agent.wire.session import Session
+from asyncgrpo_agent.wire.streams import BODY_BYTES
 
-SEND_BYTES: Final = 64 << 10  # the most that one call queues above the high-water mark
+SEND_BYTES: Final = BODY_BYTES  # the most that one call queues above the high-water mark
 _KNOWN_CODES: Final = frozenset(int(code) for code in ErrorCodes)
 
 
@@ -39,16 +42,25 @@ class LinkStream:
     """Both halves of a stream. Use it as a context manager: leaving early resets it."""
 
     def __init__(
-        self, pump: Pump, session: Session, stream_id: int, headers: Headers, *, inbound: bool
+        self,
+        pump: Pump,
+        session: Session,
+        stream_id: int,
+        headers: Headers,
+        timer: StreamTimer,
+        *,
+        inbound: bool,
     ) -> None:
         self.stream_id = stream_id
         self.request_headers = headers
         self.handler_scope = trio.CancelScope()  # of the handler, if the peer opened the stream
         self._pump = pump
         self._session = session
-        self._inbound = inbound
+        self._timer = timer
+        self.inbound = inbound
         self._response: Headers | None = None
-        self._received: deque[tuple[bytes, int]] = deque()  # data, bytes of flow control
+        # Data, and its bytes of flow control.
+        self._received: deque[tuple[bytes | memoryview, int]] = deque()
         self._local_ended = False
         self._remote_ended = False
         self._dropped = False
@@ -77,12 +89,13 @@ class LinkStream:
 
     # --- writing ---------------------------------------------------------------------------
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes | memoryview) -> None:
         """Queue `data`, waiting at the high-water mark. Raises StreamResetError, LinkError."""
+        whole = memoryview(data)  # cut without copying
         for start in range(0, len(data), SEND_BYTES):
-            await self.send_whole(data[start : start + SEND_BYTES])
+            await self.send_whole(whole[start : start + SEND_BYTES])
 
-    async def send_whole(self, data: bytes) -> None:
+    async def send_whole(self, data: bytes | memoryview) -> None:
         """Queue all of `data` at once or, when cancelled, none of it. For short messages."""
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check_open()
@@ -90,6 +103,7 @@ class LinkStream:
             await self._waiters.park()
             self._check_open()
         self._session.send(self.stream_id, data)
+        self._timer.queued_bytes += len(data)
         self._pump.touch()
 
     async def end(self) -> None:
@@ -119,7 +133,7 @@ class LinkStream:
 
     def drop(self, code: int = ErrorCodes.CANCEL) -> None:
         """Nobody will use the stream again: reset it, unless an answer of ours is on its way."""
-        if self._inbound and self._local_ended:
+        if self.inbound and self._local_ended:
             self._dropped = True
             self._discard()
         elif not self.done or self._session.buffered_bytes(self.stream_id):
@@ -137,19 +151,43 @@ class LinkStream:
             await self._waiters.park()
         return self._response
 
-    async def receive(self, max_bytes: int = SEND_BYTES) -> bytes:
-        """The next bytes, b"" at the end. Raises StreamResetError, LinkError."""
+    async def receive(self, max_bytes: int = SEND_BYTES) -> bytes | memoryview:
+        """The next bytes, b"" at the end; large ones are a view of what was read, to be taken
+        on or copied. Raises StreamResetError, LinkError.
+        """
         await trio.lowlevel.checkpoint_if_cancelled()
-        while not self._received:
-            if self._remote_ended:
+        if not self._received:
+            await self._more()
+            if not self._received:
                 return b""
-            self._check_open()
-            await self._waiters.park()
         data, flow_bytes = self._take(max_bytes)
         self._acknowledge(flow_bytes)
         return data
 
-    def _take(self, max_bytes: int) -> tuple[bytes, int]:
+    def limit(self, deadlines: StreamDeadlines) -> StreamTimer:
+        """Part of `Link.limit`."""
+        self._timer.deadlines = deadlines
+        return self._timer
+
+    def widen(self, more_bytes: int) -> None:
+        """Let the peer send so much more before anybody has taken it: for long distances."""
+        if not (self.done or self._pump.closed):
+            self._session.widen(self.stream_id, more_bytes)
+            self._pump.touch()
+
+    async def _more(self) -> None:
+        """Wait for bytes, or for the peer's end."""
+        if self._remote_ended:
+            return
+        self._timer.reading_since = trio.current_time()
+        try:
+            while not (self._received or self._remote_ended):
+                self._check_open()
+                await self._waiters.park()
+        finally:
+            self._timer.reading_since = math.inf
+
+    def _take(self, max_bytes: int) -> tuple[bytes | memoryview, int]:
         parts, room, flow_bytes = [], max_bytes, 0
         while self._received and len(self._received[0][0]) <= room:
             data, flow = self._received.popleft()
@@ -169,17 +207,19 @@ class LinkStream:
         self._response = headers
         self._wake()
 
-    def on_data(self, data: bytes, flow_bytes: int) -> None:
+    def on_data(self, data: bytes | memoryview, flow_bytes: int) -> None:
         if self._reset is not None or self._dropped:
             self._acknowledge(flow_bytes)
             if self._dropped and not self._session.buffered_bytes(self.stream_id):
                 self.reset(ErrorCodes.NO_ERROR)  # answered in full: the peer may stop uploading
             return
         self._received.append((data, flow_bytes))
+        self._timer.begun = True
         self._wake()
 
     def on_end(self) -> None:
         self._remote_ended = True
+        self._timer.begun = True
         self._settle()
 
     def on_reset(self, code: int, *, safe_to_retry: bool) -> None:
@@ -188,6 +228,14 @@ class LinkStream:
             self._discard()
         self.handler_scope.cancel()
         self._settle()
+
+    def on_overdue(self, reason: str) -> None:
+        """The peer took too long; whoever waits for it is told so."""
+        self.handler_scope.cancel()  # first: once woken, a handler would get an error instead
+        if not self.done:
+            code, where = int(ErrorCodes.CANCEL), self._pump.peer
+            self._reset = StreamDeadlineError(reason, code=code, safe_to_retry=False, where=where)
+        self.reset(ErrorCodes.CANCEL)
 
     def on_writable(self) -> None:
         self._wake()
@@ -203,7 +251,7 @@ class LinkStream:
         if self._reset is not None:
             # A new object each time: an exception that several tasks raise mixes their tracebacks.
             known = self._reset
-            raise StreamResetError(
+            raise type(known)(
                 known.what, code=known.code, safe_to_retry=known.safe_to_retry, where=known.where
             )
         self._pump.check()

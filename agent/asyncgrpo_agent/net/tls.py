@@ -16,11 +16,10 @@ from typing import Final
 import trio
 
 from asyncgrpo_agent.errors import ConfigError, LinkError
+from asyncgrpo_agent.net.tls_stream import TlsStream as TlsStream
 
 SERVER_NAME: Final = "asyncgrpo-proxy"
 HANDSHAKE_S: Final = 10.0
-
-TlsStream = trio.SSLStream[trio.abc.Stream]
 
 
 def server_context(chain: Path, key: Path, protocols: Sequence[str]) -> ssl.SSLContext:
@@ -30,12 +29,21 @@ def server_context(chain: Path, key: Path, protocols: Sequence[str]) -> ssl.SSLC
     context.num_tickets = 0  # links live for days: resumption buys nothing
     context.set_alpn_protocols(list(protocols))
     try:
-        context.load_cert_chain(chain, key)
+        context.load_cert_chain(chain, key, password=lambda: _no_password(key))
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
             f"the certificate or its key cannot be used: {error}", where=str(chain)
         ) from error
     return context
+
+
+def _no_password(key: Path) -> str:
+    """In place of OpenSSL's question on the terminal, which a service would wait for for ever."""
+    raise ConfigError(
+        "the key is encrypted, and nobody is there to be asked for its password",
+        where=str(key),
+        fix=f"Decrypt it for its owner alone: openssl pkey -in {key} -out NEW",
+    )
 
 
 def client_context(ca: bytes, protocol: str) -> ssl.SSLContext:
@@ -59,7 +67,7 @@ async def secure_client(
     transport: trio.abc.Stream, context: ssl.SSLContext, server_name: str, protocol: str
 ) -> TlsStream:
     """Handshake as the TLS client. Raises LinkError; `transport` is closed then."""
-    stream = trio.SSLStream(transport, context, server_hostname=server_name, https_compatible=True)
+    stream = TlsStream(transport, context, server_hostname=server_name)
     selected = await _handshake(stream)
     if selected != protocol:
         await trio.aclose_forcefully(stream)
@@ -75,7 +83,7 @@ async def secure_server(
     transport: trio.abc.Stream, context: ssl.SSLContext, protocols: Sequence[str]
 ) -> tuple[TlsStream, str]:
     """Handshake as the TLS server; gives the stream and the protocol that both agreed on."""
-    stream = trio.SSLStream(transport, context, server_side=True, https_compatible=True)
+    stream = TlsStream(transport, context, server_side=True)
     selected = await _handshake(stream)
     if selected is None or selected not in protocols:
         await trio.aclose_forcefully(stream)
@@ -95,8 +103,7 @@ async def _handshake(stream: TlsStream) -> str | None:
         if isinstance(error, (trio.TooSlowError, trio.BrokenResourceError)):
             raise _named(error) from error
         raise
-    selected: str | None = stream.selected_alpn_protocol()
-    return selected
+    return stream.selected_alpn_protocol()
 
 
 def _named(error: trio.TooSlowError | trio.BrokenResourceError) -> LinkError:
