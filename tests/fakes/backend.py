@@ -8,7 +8,7 @@ from typing import Any
 import trio
 
 from asyncgrpo_agent.errors import AgentError
-from asyncgrpo_agent.net.gateway import CompletedRollout
+from asyncgrpo_agent.net.rollouts import CompletedRollout
 from asyncgrpo_agent.wire import messages
 
 ENGINE = messages.EngineFacts(

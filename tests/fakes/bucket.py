@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from asyncgrpo_agent.store.bucket import (
     publish,
     read_commit,
 )
+from asyncgrpo_agent.store.heartbeat import Heartbeat
 from fakes.adapters import write_adapter
 
 PRIVATE_KEY = bytes(range(32))
@@ -54,3 +57,15 @@ class FakeTrainer:
 
     def keys(self, after_version: int = -1) -> list[str]:
         return list_commits(self.run_dir, self.attempt, after_version)
+
+
+@dataclass
+class Doomed(Heartbeat):
+    """SIGKILL for the process that publishes with it, once it has read so many bytes."""
+
+    left_bytes: int
+
+    def beat(self, size_bytes: int) -> None:
+        self.left_bytes -= size_bytes
+        if self.left_bytes < 0:
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from asyncgrpo_agent.wire.limits import AUTHENTICATED
 from fakes.wire_frames import (
     ACK,
     CONTINUATION,
@@ -71,13 +72,14 @@ def field_row(section: str, name: str, *more: bytes, first: bytes = GET) -> Row:
     return Row(section, name, headers(1, first + b"".join(more), end=True), MALFORMED)
 
 
+TOO_LONG = AUTHENTICATED.max_frame_bytes + 1
 # Answered, or refused, alike by a client and a server whose SETTINGS have been exchanged.
 EITHER = [
     Row("4.1", "unknown frame", raw(0x16, 0, 0, b"????????"), IGNORED),
     Row("4.1", "undefined flags", raw(PING, 0x16, 0, b"12345678"), PONG),
     Row("4.1", "reserved bit of the stream number", raw(PING, 0, RESERVED_BIT, b"12345678"), PONG),
-    Row("4.2", "DATA over the limit (at its header)", data(1, bytes(65537)), FRAME_SIZE_ERROR),
-    Row("4.2", "HEADERS over the limit", headers(1, bytes(65537)), FRAME_SIZE_ERROR),
+    Row("4.2", "DATA over the limit (at its header)", data(1, bytes(TOO_LONG)), FRAME_SIZE_ERROR),
+    Row("4.2", "HEADERS over the limit", headers(1, bytes(TOO_LONG)), FRAME_SIZE_ERROR),
     Row("5.4.1", "bad PING", raw(PING, 0, 3, b"12345678"), PROTOCOL_ERROR),
     Row("5.5", "unknown frame on a stream", raw(0x16, 0, 1, b"????????"), IGNORED),
     Row("6.1", "DATA on stream 0", data(0), PROTOCOL_ERROR),

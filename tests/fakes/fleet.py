@@ -171,6 +171,8 @@ class Site:
 
     hosts: Hosts
     address: str
+    bucket: Sequence[str] = ()
+    """Flags that say where the bucket is; without any, it is one folder for all."""
 
     @property
     def folder(self) -> Path:
@@ -199,6 +201,7 @@ class Site:
         self,
         name: str,
         *more: str,
+        bucket: Sequence[str] = (),
         env: dict[str, str] | None = None,
         within: Sequence[str] = (),
     ) -> Agent:
@@ -208,7 +211,7 @@ class Site:
             "--join=replica.join",
             f"--name={name}",
             f"--state-dir={self.folder}/{name}",
-            *self._common(),
+            *self._common(bucket),
             "--set=engine.module=fakes.vllm",
             *more,
             env=env,
@@ -229,10 +232,10 @@ class Site:
             within=within,
         )
 
-    def _common(self) -> list[str]:
+    def _common(self, bucket: Sequence[str] = ()) -> list[str]:
         return [
             f"--model={self.folder / 'tiny'}",
-            f"--bucket={self.folder / 'bucket'}",
+            *(bucket or self.bucket or [f"--bucket={self.folder / 'bucket'}"]),
             f"--engine-python={self.folder / 'fake-python'}",
         ]
 

@@ -26,6 +26,7 @@ from fakes.sessions import client_start, request
 from fakes.wire_frames import HEADERS, split
 
 _ECHO = post_request("/echo")
+_LONGEST_STEP = post_request("/longest-step")
 _KNOWN = post_request("/known")
 
 
@@ -157,6 +158,10 @@ class Neighbour:
             while part := await stream.receive():
                 answer += part
             return answer
+
+    async def longest_step_s(self) -> float:
+        """The longest that one task of the listener has kept the others waiting, in CPU time."""
+        return float(await self.ask(_LONGEST_STEP, b""))
 
     async def another_round(self) -> None:
         await self._turned.wait()

@@ -2,7 +2,8 @@
 
 `python -m fakes.link_server CHAIN KEY` listens on loopback and prints its port. GET /health says
 ok, GET /large sends 5 MB, /stall takes nothing and says nothing, POST /known makes the connection
-one that has authenticated, and any other request is echoed. It ends when its standard input does.
+one that has authenticated, /longest-step tells the most CPU time that any task took between two
+checkpoints, and any other request is echoed. It ends when its standard input does.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +31,23 @@ from asyncgrpo_agent.wire.headers import OK_RESPONSE, path_of
 from asyncgrpo_agent.wire.limits import AUTHENTICATED
 
 LARGE = bytes(range(250)) * 20_000
+
+
+class StepMeter(trio.abc.Instrument):
+    """Measures what tasks do between two checkpoints, however busy the machine is."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._began = 0.0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self._began = time.thread_time()
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.longest_s = max(self.longest_s, time.thread_time() - self._began)
+
+
+METER = StepMeter()
 
 
 async def respond(stream: LinkStream, body: bytes) -> None:
@@ -54,6 +73,8 @@ async def serve_stream(link: Link, stream: LinkStream) -> None:
             await respond(stream, LARGE)
         case "/stall":
             await trio.sleep_forever()
+        case "/longest-step":
+            await respond(stream, b"%.6f" % METER.longest_s)
         case "/known":
             link.authenticated(AUTHENTICATED, 10.0, 10.0)
             await respond(stream, b"")
@@ -95,7 +116,7 @@ def run(argv: list[str]) -> None:
     logs.setFormatter(LineFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[logs])
     clock = None if words.speed == 1.0 else trio.testing.MockClock(rate=words.speed)
-    trio.run(main, words, clock=clock)
+    trio.run(main, words, clock=clock, instruments=[METER])
 
 
 if __name__ == "__main__":

@@ -34,6 +34,17 @@ table inet wall {{
 }}
 """
 
+# What comes by the cable is lost, as in a router that fails: no answer, no reset. The sender's
+# packets do leave it, which a rule on its own side would tell it they did not.
+_DEAF = """
+table inet deaf {
+  chain input {
+    type filter hook input priority -200; policy accept
+    iifname "cable" drop
+  }
+}
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
@@ -45,6 +56,14 @@ class Namespace:
     @property
     def within(self) -> Sequence[str]:
         return ("ip", "netns", "exec", self.name)
+
+    def deafen(self) -> None:
+        """Lose every packet that arrives here, of connections that are up as well."""
+        _run(*self.within, "nft", "-f", "-", text=_DEAF)
+
+    def hear(self) -> None:
+        """End that."""
+        _run(*self.within, "nft", "delete", "table", "inet", "deaf")
 
     def reaches(self, host: str, port: int) -> bool:
         """Whether a TCP connection from here gets any answer: made or refused, not lost."""

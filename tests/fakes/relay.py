@@ -37,11 +37,15 @@ class Direction:
 
 
 class Relay:
-    """Listens on a free loopback port; every connection is joined to `target`."""
+    """Listens on a free loopback port; every connection is joined to `target`.
 
-    def __init__(self, target: str) -> None:
+    `heard` is called with all that diallers send, piece by piece, in the relay's thread.
+    """
+
+    def __init__(self, target: str, heard: Callable[[bytes], object] = len) -> None:
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
+        self._heard = heard
         self._up, self._down = Direction(), Direction()
         self._streams: set[trio.SocketStream] = set()
         self._started = threading.Event()
@@ -116,18 +120,24 @@ class Relay:
             self._streams |= {near, far}
             try:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_pump, near, far, self._up)
-                    nursery.start_soon(_pump, far, near, self._down)
+                    nursery.start_soon(_pump, near, far, self._up, self._heard)
+                    nursery.start_soon(_pump, far, near, self._down, len)
             finally:
                 self._streams -= {near, far}
 
 
-async def _pump(source: trio.SocketStream, sink: trio.SocketStream, way: Direction) -> None:
+async def _pump(
+    source: trio.SocketStream,
+    sink: trio.SocketStream,
+    way: Direction,
+    heard: Callable[[bytes], object],
+) -> None:
     """Pass on bytes, their end, or the reset that came instead of it."""
     data: bytes | bytearray = b"-"
     while data:
         try:
             data = await source.receive_some(64 << 10)
+            heard(data)
         except _BROKEN:
             await way.cross()
             _break(sink)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from hyperframe.frame import Frame, HeadersFrame, SettingsFrame
 
-from asyncgrpo_agent.wire.connection import StatelessEncoder
 from asyncgrpo_agent.wire.frames import PREFACE
 from asyncgrpo_agent.wire.headers import ROLLOUT_REQUEST, Headers
+from asyncgrpo_agent.wire.hpack_codec import StatelessEncoder
 from asyncgrpo_agent.wire.limits import AUTHENTICATED, Limits
 from asyncgrpo_agent.wire.session import Event, Session
 
@@ -36,12 +36,12 @@ class Pair:
 
     def to_server(self) -> bool:
         data = self.client.take_output()
-        self.server_events += self.server.receive(data, self.now) if data else []
+        self.server_events += receive_all(self.server, data, self.now) if data else []
         return bool(data)
 
     def to_client(self) -> bool:
         data = self.server.take_output()
-        self.client_events += self.client.receive(data, self.now) if data else []
+        self.client_events += receive_all(self.client, data, self.now) if data else []
         return bool(data)
 
     def exchange(self) -> None:
@@ -66,6 +66,14 @@ def joined(limits: Limits = AUTHENTICATED, server_limits: Limits | None = None) 
     pair.take_client_events()
     pair.take_server_events()
     return pair
+
+
+def receive_all(session: Session, data: bytes, now: float) -> list[Event]:
+    """All that `data` means, however many portions the session takes it in."""
+    events = session.receive(data, now)
+    while session.backlog:
+        events += session.receive(b"", now)
+    return events
 
 
 def client_start() -> bytes:

@@ -6,8 +6,9 @@ resume, and unload what is too old. It counts what TRL would die of, and answers
 by the bytes it had committed under the name it asked for; FakeVllm signs its answers with those.
 
 What it is told by the job's `grpo` table: `max_steps`, `fake_rollouts` a step, `fake_tokens` each,
-`fake_lag` versions behind the newest,
-`fake_exit` code, `fake_dir` where the counts are written as counts.json.
+`fake_step_s` that a step takes at least, `fake_lag` versions behind the newest, `fake_hidden` size
+of an adapter, 64 bytes each, `save_steps` between checkpoints, `fake_save_bytes` of an optimizer's
+state in them, `fake_exit` code, `fake_dir` where the counts are written as counts.json.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import signal
 import sys
 import tempfile
+import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from fakes.adapters import adapter_digest, write_adapter
+from fakes.checkpoints import save_checkpoint
 
 STALENESS = 4
 LOCAL = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -35,6 +38,7 @@ class FakeTrl:
     def __init__(self, job: dict[str, Any]) -> None:
         self.url = job["gateway"]
         self.options = job["grpo"]
+        self.output_dir = Path(job["output_dir"])
         self.folder = Path(tempfile.mkdtemp(prefix="fake-trl-"))
         self.digests: dict[str, str] = {}
         self.counts = {"rollouts": 0, "failed": 0, "wrong_bytes": 0, "steps": 0}
@@ -45,25 +49,48 @@ class FakeTrl:
         self.call("GET", "/v1/models")
         info = self.call("GET", "/server_info?config_format=json")["vllm_config"]
         assert info["lora_config"]["max_loras"] >= STALENESS + 2, info
-        self.publish(0)
+        begin = self.resumed_step()
+        self.publish(begin)
         self.phase("training")
         steps = int(self.options["max_steps"])
         with ThreadPoolExecutor(16) as pool:
-            for step in range(1, steps + 1):
-                name = f"trl-policy-v{max(0, step - 1 - int(self.options.get('fake_lag', 0)))}"
+            for step in range(begin + 1, steps + 1):
+                earliest_end = time.monotonic() + float(self.options.get("fake_step_s", 0.0))
+                name = f"trl-policy-v{max(begin, step - 1 - int(self.options.get('fake_lag', 0)))}"
                 prompts = range(int(self.options.get("fake_rollouts", 8)))
                 list(pool.map(lambda n, s=step, a=name: self.rollout(a, s, n), prompts))
+                time.sleep(max(0.0, earliest_end - time.monotonic()))  # noqa: TID251 - no trio
                 self.publish(step)
                 self.counts["steps"] = step
+                self.note(step)
+                if step % int(self.options.get("save_steps", steps + 1)) == 0:
+                    size_bytes = int(self.options.get("fake_save_bytes", 1000))
+                    save_checkpoint(self.output_dir, step, size_bytes)
                 values = {"reward": min(1.0, step / steps), "ratio": 1.0}
                 self.event(kind="metrics", step=step, max_steps=steps, values=values)
         self.phase("done")
+
+    def resumed_step(self) -> int:
+        """Of the checkpoint that the job names, which has to be whole."""
+        folder = self.options.get("resume_from_checkpoint")
+        if folder is None:
+            return 0
+        state = json.loads((Path(folder) / "trainer_state.json").read_text())
+        assert (Path(folder) / "optimizer.pt").stat().st_size
+        return int(state["global_step"])
+
+    def note(self, step: int) -> None:
+        """Steps in the order in which they were trained, by all starts together."""
+        self.output_dir.mkdir(parents=True, exist_ok=True)
+        with (self.output_dir / "steps.txt").open("a") as file:
+            file.write(f"{step}\n")
 
     def publish(self, version: int) -> None:
         """TRL's sync: pause, save, rename, load, resume, unload."""
         name = f"trl-policy-v{version}"
         self.call("POST", "/pause?mode=keep")
-        folder = write_adapter(self.folder / f".{name}.tmp", seed=version)
+        hidden = int(self.options.get("fake_hidden", 64))
+        folder = write_adapter(self.folder / f".{name}.tmp", seed=version, hidden=hidden)
         folder = folder.rename(self.folder / name)
         self.digests[name] = adapter_digest(folder)
         load = {"lora_name": name, "lora_path": str(folder), "load_inplace": False}

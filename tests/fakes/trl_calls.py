@@ -9,6 +9,7 @@ Run by the engine's Python: `python trl_calls.py URL FOLDER`. Prints one JSON ob
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import sys
 from typing import Any
@@ -68,6 +69,7 @@ def main(url: str, folder: str) -> dict[str, Any]:
         "lora": info["lora_config"],
         "data_parallel_size": info["parallel_config"]["data_parallel_size"],
         "world_size": client.get_world_size(),
+        "load_timeout_s": inspect.signature(client.load_lora_adapter).parameters["timeout"].default,
     }
     sync(client, "trl-policy-v1", folder)
     sizes = asyncio.run(roll_out(url, "trl-policy-v1"))

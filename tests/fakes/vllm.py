@@ -63,6 +63,7 @@ class FakeVllm:
         self.tokens_per_s = tokens_per_s  # of one completion; None: at once
         self.load_delay_s = load_delay_s
         self.fail_with: int | None = None  # the status of every completion
+        self.fail_words = "told to fail"
         self.adapters: dict[str, str] = {}  # name -> path
         self.running = 0
         self.completed = 0
@@ -294,7 +295,7 @@ class FakeVllm:
     ) -> tuple[list[int], list[float], str]:
         self._check_alive()
         if self.fail_with is not None:
-            raise _StatusError(self.fail_with, "told to fail", "InternalServerError")
+            raise _StatusError(self.fail_with, self.fail_words, "InternalServerError")
         # As vLLM does: a request without a model is the base model's.
         digest = self._digest(body.get("model") or self.model)
         wanted = body.get("max_tokens", 16)
