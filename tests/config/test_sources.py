@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import tomli_w
 from hypothesis import given, settings
@@ -287,6 +288,7 @@ def test_secrets_are_not_repeated_in_problems() -> None:
         ),
         ("[train]\nrequest_timeout = 9\n", "Use trainer.request_timeout_s"),
         ("[engine]\nmax_lora_rank = 8\n[train.lora]\nr = 16\n", "rank 16 is more than"),
+        ('[replica]\non_exit_command = [""]\n', "the first word, its program, is empty"),
     ],
 )
 def test_rules(text: str, problem: str) -> None:
@@ -299,6 +301,8 @@ def test_rules(text: str, problem: str) -> None:
         ("[engine]\nmax_loras = 7\n", "7 slots are too few for max_staleness 4"),
         ("[trainer]\nmin_replicas = 3\n", "3 is more than local.replicas 2"),
         ("[train.lora]\nr = 32\n", "rank 32 is more than engine.max_lora_rank 16"),
+        ("[replica]\nidle_exit_s = 9\n", "replica.idle_exit_s (agent.toml): a local fleet ends"),
+        ('[replica]\non_exit_command = ["halt"]\n', "and its host is shared. Leave it out"),
     ],
 )
 def test_rules_of_a_local_fleet(text: str, problem: str) -> None:
@@ -381,18 +385,31 @@ def test_a_config_survives_being_handed_to_a_child_agent() -> None:
 
 def test_redacted_hides_secrets_only() -> None:
     text = """
-    hub_token = "s5"
+    hub_token = "hush5"
     [engine]
-    args = ["--hf-token", "s1", "--x-key=s2", "--max-model-len", "512"]
+    args = ["--hf-token", "hush1", "--x-key=hush2", "--max-model-len", "512"]
     [engine.env]
-    HF_TOKEN = "s3"
-    HTTPS_PROXY = "http://me:s4@proxy:1"
+    HF_TOKEN = "hush3"
+    HTTPS_PROXY = "http://me:hush4@proxy:1"
     OMP_NUM_THREADS = "2"
     """
     shown = configure(LOCAL + text, role="local").redacted()
-    assert not any(secret in str(shown) for secret in ("s1", "s2", "s3", "s4", "s5"))
+    assert not any(secret in str(shown) for secret in ("hush1", "hush2", "hush3", "hush4", "hush5"))
     assert shown["engine"]["env"]["OMP_NUM_THREADS"] == "2"
     assert shown["engine"]["args"][-2:] == ["--max-model-len", "512"]
+
+
+def test_a_stop_call_is_shown_without_its_secrets() -> None:
+    text = '[replica]\non_exit_command = ["stop", "--api-key", "hush1", "--token=hush2", "job-1"]\n'
+    text += '[link]\njoin = "j"\n[bucket]\npath = "b"\n[model]\npath = "m"\n'
+    shown = configure(text, role="replica").redacted()
+    assert shown["replica"]["on_exit_command"] == [
+        "stop",
+        "--api-key",
+        "***",
+        "--token=***",
+        "job-1",
+    ]
 
 
 def test_redact_args_hides_urls_with_passwords() -> None:
@@ -408,7 +425,8 @@ def test_the_example_names_every_key_with_its_default(role: Role) -> None:
         for name in section.split("."):
             found = found[name]
         for key in KEYS[section].values():
-            assert found[key.name] == key.default
+            rows = [key.row_type()] if key.row_type is not None else key.default
+            assert found[key.name] == msgspec.to_builtins(rows)
     for line in text.splitlines():
         assert len(line) <= 100
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import tomli_w
 
-from asyncgrpo_agent.config.keys import KEYS, Key, variable_of
+from asyncgrpo_agent.config.keys import KEYS, Key, keys_of, variable_of
 from asyncgrpo_agent.config.sections import REQUIRED, SECTIONS, SECTIONS_OF, Role
 
 _HEAD: Final = (
@@ -41,7 +41,7 @@ def _section(section: str, role: Role) -> Iterator[str]:
     yield f"[{section}]"
     tables = []
     for key in KEYS[section].values():
-        if key.is_table:
+        if key.is_table or key.row_type is not None:
             tables.append(key)
         else:
             yield from _entry(section, key, role)
@@ -66,7 +66,16 @@ def _entry(section: str, key: Key, role: Role) -> Iterator[str]:
 def _table(section: str, key: Key) -> Iterator[str]:
     yield ""
     yield from _comment(key.doc)
-    yield f"#[{section}.{key.name}]"
+    if key.row_type is None:
+        yield f"#[{section}.{key.name}]"
+        return
+    yield from _comment(key.row_type.__doc__ or "")
+    yield f"#[[{section}.{key.name}]]"
+    for row_key in keys_of(key.row_type).values():
+        yield ""
+        expects = f"{row_key.expects[0].upper()}{row_key.expects[1:]}."
+        yield from _comment(f"{row_key.doc} {expects}")
+        yield "#" + tomli_w.dumps({row_key.name: row_key.default}).rstrip()
 
 
 def _comment(text: str) -> list[str]:

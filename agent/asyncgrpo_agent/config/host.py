@@ -8,6 +8,7 @@ waiting for one is the business of the role.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import shutil
 import stat
@@ -22,6 +23,7 @@ from asyncgrpo_agent.config.keys import Problem, config_error
 from asyncgrpo_agent.config.sections import Config, Role
 from asyncgrpo_agent.errors import ConfigError
 
+LOOK_S: Final = 10.0  # how long a mount may take to say whether a folder is there
 _MODE_OF: Final = {"file": stat.S_ISREG, "folder": stat.S_ISDIR}
 
 
@@ -37,7 +39,7 @@ def resolved(config: Config, stdin: TextIO) -> Config:
     check_host(config)
     if config.role == "proxy":
         return config
-    line = join_line(config, stdin) if config.role != "local" else ""
+    line = "" if config.role == "local" or config.has_proxy else join_line(config, stdin)
     return dataclasses.replace(with_engine_python(config), join_line=line)
 
 
@@ -96,10 +98,24 @@ def _where(config: Config, path: str) -> str:
     return f"{path} ({origin})" if origin else path
 
 
-def _missing(path: str, kind: str) -> str:
+def _stat(path: str) -> int:
+    return os.stat(path).st_mode
+
+
+def _look(path: str) -> int:
+    """`_stat` of what may be on a mount; TimeoutError, an OSError, if that hangs."""
+    from asyncgrpo_agent.procs.look import mode_of
+
+    mode = mode_of(path, LOOK_S)
+    if mode is None:
+        raise TimeoutError(errno.ETIMEDOUT, "no answer")
+    return mode
+
+
+def _missing(path: str, kind: str, mode_of: Callable[[str], int] = _stat) -> str:
     """What is wrong with `path` as a file or folder; "" when nothing is."""
     try:
-        mode = os.stat(path).st_mode
+        mode = mode_of(path)
     except (FileNotFoundError, NotADirectoryError):
         return "does not exist"
     except OSError as error:
@@ -116,7 +132,11 @@ def _at(config: Config, path: str, kind: str, fix: str) -> Iterator[Problem]:
 
 def _open_secret(config: Config, path: str) -> Iterator[Problem]:
     """A file with a secret that is not for its owner alone."""
-    file = Path(str(config.value(path)))
+    yield from _open_file(path, str(config.value(path)), config.origins.get(path, ""))
+
+
+def _open_file(path: str, name: str, origin: str) -> Iterator[Problem]:
+    file = Path(name)
     credentials = os.environ.get("CREDENTIALS_DIRECTORY")
     if credentials and file.is_relative_to(credentials):
         return  # systemd guards these by an access list, which shows as bits of the group
@@ -126,7 +146,7 @@ def _open_secret(config: Config, path: str) -> Iterator[Problem]:
             path=path,
             what=f"{file} can be read by others (mode {mode:04o})",
             fix=f"chmod 600 {file}",
-            origin=config.origins.get(path, ""),
+            origin=origin,
         )
 
 
@@ -148,13 +168,47 @@ def _model(config: Config) -> Iterator[Problem]:
 
 
 def _bucket(config: Config) -> Iterator[Problem]:
-    is_own = config.role == "local" and "bucket.path" not in config.origins
-    if is_own or _missing(config.bucket.path, "folder").startswith("cannot"):
+    if config.bucket.source == "link":
+        return  # the agent makes its folder, below its state
+    if config.bucket.url:
+        yield from _mount_s3(config)
         return
-    yield from _at(config, "bucket.path", "folder", "Create it or mount it")
+    is_own = config.role == "local" and "bucket.path" not in config.origins
+    fault = "" if is_own else _missing(config.bucket.path, "folder", _look)
+    if fault and not fault.startswith("cannot"):
+        yield Problem(
+            path="bucket.path",
+            what=f"{config.bucket.path} {fault}",
+            fix="Create it or mount it",
+            origin=config.origins.get("bucket.path", ""),
+        )
+
+
+def _mount_s3(config: Config) -> Iterator[Problem]:
+    """What mount-s3 needs. Its mount point is made, and may be a dead mount now."""
+    if (fault := _missing(config.bucket.path, "folder", _look)).startswith("is not"):
+        yield Problem(
+            path="bucket.path",
+            what=f"{config.bucket.path} {fault}",
+            fix="Move it away or choose another",
+            origin=config.origins.get("bucket.path", ""),
+        )
+    if shutil.which(config.bucket.mount_s3) is None:
+        yield Problem(
+            path="bucket.mount_s3",
+            what=f"{config.bucket.mount_s3} is not an executable file",
+            fix="Install Mountpoint for Amazon S3, or give the path of its mount-s3",
+            origin=config.origins.get("bucket.mount_s3", ""),
+        )
+    yield from _at(config, "bucket.ca_bundle", "file", "Give a PEM file of the store's CA")
+    if config.bucket.credentials_file:
+        faults = list(_at(config, "bucket.credentials_file", "file", "Give a file with the keys"))
+        yield from faults or _open_secret(config, "bucket.credentials_file")
 
 
 def _join(config: Config) -> Iterator[Problem]:
+    if config.has_proxy:  # which makes one
+        return
     if not config.join_line and config.link.join != "-":
         fix = "`asyncgrpo-agent token create` on the proxy makes it"
         faults = list(_at(config, "link.join", "file", fix))
@@ -173,8 +227,29 @@ def _certificate(config: Config) -> Iterator[Problem]:
         yield from _at(config, path, "file", "Leave both empty for one that the proxy issues")
 
 
+def _upstreams(config: Config) -> Iterator[Problem]:
+    """The files and variables that the tables of a proxy's upstreams name."""
+    origin = config.origins.get("proxy.upstream", "")
+    for number, upstream in enumerate(config.proxy.upstream if config.has_proxy else [], 1):
+        at = f"proxy.upstream[{number}]"
+        for key, file in (("token_file", upstream.token_file), ("ca_file", upstream.ca_file)):
+            if file and (fault := _missing(file, "file")):
+                yield Problem(path=f"{at}.{key}", what=f"{file} {fault}", origin=origin)
+            elif key == "token_file" and file:
+                yield from _open_file(f"{at}.{key}", file, origin)
+        variable = upstream.token_env
+        if variable and not os.environ.get(variable):
+            what = f"${variable} is not set"
+            yield Problem(path=f"{at}.token_env", what=what, origin=origin)
+
+
 def _training(config: Config) -> Iterator[Problem]:
-    for path in ("train.dataset", "train.eval.dataset"):
+    for path in (
+        "train.script",
+        "train.accelerate_config",
+        "train.dataset",
+        "train.eval.dataset",
+    ):
         yield from _at(config, path, "file", "Give a file on this host")
     for folder in config.train.python_path:
         if fault := _missing(folder, "folder"):
@@ -184,8 +259,8 @@ def _training(config: Config) -> Iterator[Problem]:
 
 _Check = Callable[[Config], Iterator[Problem]]
 _CHECKS: Final[dict[Role, tuple[_Check, ...]]] = {
-    "proxy": (_state, _certificate),
+    "proxy": (_state, _certificate, _upstreams),
     "replica": (_state, _join, _bucket, _model, _engine),
-    "trainer": (_state, _join, _bucket, _model, _engine, _training),
+    "trainer": (_state, _join, _bucket, _model, _engine, _training, _certificate, _upstreams),
     "local": (_state, _bucket, _model, _engine, _training),
 }

@@ -38,6 +38,13 @@ class Key:
     def is_table(self) -> bool:
         return get_origin(self.bare_type) is dict
 
+    @property
+    def row_type(self) -> type[Section] | None:
+        """What each table of an array of tables is; None for any other key."""
+        items = get_args(self.bare_type) if get_origin(self.bare_type) is list else ()
+        is_rows = bool(items) and isinstance(items[0], type) and issubclass(items[0], Section)
+        return items[0] if is_rows else None
+
 
 def _metas(tp: Any) -> list[Meta]:
     return [meta for meta in getattr(tp, "__metadata__", ()) if isinstance(meta, Meta)]
@@ -58,13 +65,14 @@ def _key(info: msgspec.structs.FieldInfo) -> Key:
     )
 
 
-def _keys(section: type[Section]) -> dict[str, Key]:
+def keys_of(section: type[Section]) -> dict[str, Key]:
+    """The keys of a section, or of one table of an array."""
     infos = msgspec.structs.fields(section)
     return {info.name: _key(info) for info in infos if _metas(info.type)}
 
 
 KEYS: Final[Mapping[str, Mapping[str, Key]]] = {
-    name: _keys(section) for name, section in SECTIONS.items()
+    name: keys_of(section) for name, section in SECTIONS.items()
 }
 
 

@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePath
 from typing import Final
 
-from asyncgrpo_agent.config.keys import Problem, key_of, variable_of
+from asyncgrpo_agent.config.keys import KEYS, Problem, key_of, variable_of
+from asyncgrpo_agent.config.s3 import endpoint_fault, s3_address
 from asyncgrpo_agent.config.sections import REQUIRED, Config, host_port
+from asyncgrpo_agent.config.upstream_rules import embedded_problems, upstream_problems
+from asyncgrpo_agent.core.slots import DEFAULT_MAX_STALENESS, needed_slots
 
-DEFAULT_MAX_STALENESS: Final = 4  # TRL's own default
-# Slots beyond max_staleness: the version being loaded, one for stragglers, two that the gateway
-# keeps from TRL's view.
-SPARE_LORAS: Final = 4
+LEAST_MEMORY_MIB: Final = 512  # what mount-s3 accepts
 DATASET_SUFFIXES: Final = (".jsonl", ".json", ".csv", ".parquet")
 
+_MOUNT_KEYS: Final = frozenset(
+    {"endpoint_url", "region", "force_path_style", "credentials_file", "profile", "ca_bundle"}
+    | {"upload_checksums", "memory_target_mib", "mount_s3", "allow_delete"}
+)
 _OWN_SOCKET = "vLLM listens on a private Unix socket only; leave it out"
 _ONE_ENGINE = "An adapter would reach one of several engines only; run one agent for each engine"
 # What the agent sets itself, without dashes -> what to do instead. A final * matches any rest.
@@ -79,10 +84,67 @@ def _at(config: Config, path: str, what: str, fix: str = "") -> Problem:
 
 def _required(config: Config) -> Iterator[Problem]:
     for path in REQUIRED[config.role]:
-        given = config.value(path) or (path == "link.join" and config.join_line)
-        if not given:
+        is_made = path == "link.join" and (config.join_line or config.has_proxy)
+        is_scripts = path.startswith("train.") and config.train.script
+        if not (config.value(path) or is_made or is_scripts):
             fix = f"Set it in the file or as ${variable_of(path)}: {key_of(path).doc}"
             yield _at(config, path, f"missing, and role {config.role} needs it", fix.rstrip("."))
+
+
+def _bucket_source(config: Config) -> Iterator[Problem]:
+    """A replica may go without a bucket; whoever writes adapters needs one, or a folder."""
+    if config.bucket.source != "link" or config.role == "proxy":  # which has no use for a bucket
+        return
+    if config.role != "replica":
+        what = f"role {config.role} has its adapters in a bucket or a folder"
+        yield _at(config, "bucket.source", what, "Only replicas can use link; leave it out")
+    what, fix = 'useless with bucket.source = "link"', "Leave one of the two out"
+    if config.bucket.url:
+        yield _at(config, "bucket.url", what, fix)
+    elif PurePath(config.bucket.path) != PurePath(config.agent.state_dir, "mirror"):
+        yield _at(config, "bucket.path", what, fix)
+
+
+def _bucket_url(config: Config) -> Iterator[Problem]:
+    if "/s3:/" in config.bucket.path:
+        yield _at(config, "bucket.path", "the path of a folder, not an address", "Use bucket.url")
+    if not config.bucket.url:
+        return
+    if config.role == "local":
+        yield _at(config, "bucket.url", "a local fleet has its bucket in a folder", "Leave it out")
+    try:
+        s3_address(config.bucket.url)
+    except ValueError as error:
+        yield _at(config, "bucket.url", f"{error}; got {config.bucket.url!r}")
+
+
+def _bucket_of_mount_s3(config: Config) -> Iterator[Problem]:
+    """Keys that are for mount-s3 alone."""
+    bucket = config.bucket
+    if not bucket.url:
+        for key in KEYS["bucket"].values():
+            is_ours = key.name in _MOUNT_KEYS and getattr(bucket, key.name) != key.default
+            if is_ours:
+                what = "useless without bucket.url"
+                yield _at(config, f"bucket.{key.name}", what, "Set both or none")
+        return
+    if bucket.endpoint_url and (what := endpoint_fault(bucket.endpoint_url)):
+        yield _at(config, "bucket.endpoint_url", what)
+    if 0 < bucket.memory_target_mib < LEAST_MEMORY_MIB:
+        what = f"{bucket.memory_target_mib} is too little"
+        fix = f"Use {LEAST_MEMORY_MIB} or more, or 0"
+        yield _at(config, "bucket.memory_target_mib", what, fix)
+
+
+def _bucket_hides_nothing(config: Config) -> Iterator[Problem]:
+    """A mount covers the folder that it is mounted on, and all that is in it."""
+    if not config.bucket.url:
+        return
+    for path in ("agent.state_dir", "model.path"):
+        value = str(config.value(path))
+        if value and PurePath(value).is_relative_to(config.bucket.path):
+            what = f"a mount on {config.bucket.path} would hide {path} {value}"
+            yield _at(config, "bucket.path", what, "Give an empty folder, or leave it out")
 
 
 def _addresses(config: Config) -> Iterator[Problem]:
@@ -130,15 +192,15 @@ def _certificate_has_key(config: Config) -> Iterator[Problem]:
 
 
 def _lora_slots(config: Config) -> Iterator[Problem]:
-    if config.role != "local":  # elsewhere the gateway compares, when it knows the fleet
+    if config.role != "local":  # elsewhere the proxy compares, when it knows both
         return
     staleness = config.train.passthrough.get("max_staleness", DEFAULT_MAX_STALENESS)
     if not isinstance(staleness, int) or isinstance(staleness, bool) or staleness < 0:
         what = f"expected a whole number, 0 or more, got {staleness!r}"
         yield _at(config, "train.max_staleness", what)
-    elif config.engine.max_loras < staleness + SPARE_LORAS:
+    elif config.engine.max_loras < needed_slots(staleness):
         what = f"{config.engine.max_loras} slots are too few for max_staleness {staleness}"
-        fix = f"Use at least {staleness + SPARE_LORAS}, or stragglers starve fresh rollouts"
+        fix = f"Use at least {needed_slots(staleness)}, or stragglers starve fresh rollouts"
         yield _at(config, "engine.max_loras", what, fix)
 
 
@@ -158,10 +220,34 @@ def _enough_replicas(config: Config) -> Iterator[Problem]:
         yield _at(config, "trainer.min_replicas", what, "TRL would never start")
 
 
+def _own_end(config: Config) -> Iterator[Problem]:
+    """Ends that a replica chooses, and what it then does to its host."""
+    given = [key for key in ("idle_exit_s", "on_exit_command") if getattr(config.replica, key)]
+    if config.role == "local":
+        for key in given:
+            what = "a local fleet ends with its training, and its host is shared"
+            yield _at(config, f"replica.{key}", what, "Leave it out")
+    if config.replica.on_exit_command and not config.replica.on_exit_command[0]:
+        yield _at(config, "replica.on_exit_command", "the first word, its program, is empty")
+
+
 def _owned_train_keys(config: Config) -> Iterator[Problem]:
     for name, fix in OWNED_TRAIN_KEYS.items():
         if name in config.train.passthrough:
             yield _at(config, f"train.{name}", "set by the agent", fix)
+
+
+def _script_alone(config: Config) -> Iterator[Problem]:
+    """A program of the user's own says these things itself."""
+    train = config.train
+    if not train.script:
+        if train.script_args:
+            yield _at(config, "train.script_args", "useless without train.script", "Set both")
+        return
+    given = [key for key in ("dataset", "rewards", "lora") if getattr(train, key)]
+    given += ["eval"] if train.eval.samples else []
+    for name in (*given, *train.passthrough):
+        yield _at(config, f"train.{name}", "is the script's matter", f"Set it in {train.script}")
 
 
 def _dataset_kinds(config: Config) -> Iterator[Problem]:
@@ -178,13 +264,21 @@ def _engine_args(config: Config) -> Iterator[Problem]:
 
 _RULES: Final[tuple[Callable[[Config], Iterator[Problem]], ...]] = (
     _required,
+    _bucket_source,
+    _bucket_url,
+    _bucket_of_mount_s3,
+    _bucket_hides_nothing,
     _addresses,
     _gateway_is_loopback,
     _certificate_has_key,
+    embedded_problems,
+    upstream_problems,
     _lora_slots,
     _lora_rank,
     _enough_replicas,
+    _own_end,
     _owned_train_keys,
+    _script_alone,
     _dataset_kinds,
     _engine_args,
 )

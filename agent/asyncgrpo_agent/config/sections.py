@@ -20,48 +20,36 @@ import msgspec
 import tomli_w
 from msgspec import Meta
 
+from asyncgrpo_agent.config.kinds import (
+    BucketSource,
+    Count,
+    Dtype,
+    Executable,
+    FilePath,
+    Flag,
+    FolderPath,
+    HostName,
+    HostPort,
+    HostPorts,
+    JoinPath,
+    LogLevel,
+    LoraRank,
+    Positive,
+    RunName,
+    Seconds,
+    Text,
+    Texts,
+    UploadChecksums,
+)
+from asyncgrpo_agent.config.kinds import Section as Section
 from asyncgrpo_agent.config.redaction import redact, redact_args
+from asyncgrpo_agent.config.training import Eval as Eval
+from asyncgrpo_agent.config.training import Train as Train
+from asyncgrpo_agent.config.training import Trainer as Trainer
+from asyncgrpo_agent.config.upstreams import Upstream
 
 Role = Literal["proxy", "replica", "trainer", "local"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
-
-# `title` says what a value must look like; `extra` marks the texts that are paths.
-Count = Annotated[int, Meta(ge=0, title="a whole number, 0 or more")]
-Positive = Annotated[int, Meta(ge=1, title="a whole number, 1 or more")]
-Seconds = Annotated[float, Meta(ge=0, title="seconds, 0 or more")]
-Flag = Annotated[bool, Meta(title="true or false")]
-Text = Annotated[str, Meta(title="text")]
-Texts = Annotated[list[str], Meta(title='a list of texts, as ["a", "b"]')]
-HostPort = Annotated[str, Meta(title="HOST:PORT")]
-HostPorts = Annotated[list[str], Meta(title='a list of HOST:PORT, as ["a:7843"]')]
-FilePath = Annotated[str, Meta(title="the path of a file", extra={"path": "any"})]
-FolderPath = Annotated[str, Meta(title="the path of a folder", extra={"path": "any"})]
-FolderPaths = Annotated[list[str], Meta(title="a list of folders", extra={"path": "any"})]
-# A bare word is looked up on PATH.
-Executable = Annotated[str, Meta(title="the path of an executable", extra={"path": "executable"})]
-JoinPath = Annotated[str, Meta(title="the path of a join file, or -", extra={"path": "join"})]
-RunName = Annotated[
-    str,
-    Meta(
-        pattern=r"^([a-z0-9][a-z0-9-]{0,62})?\Z",  # part of adapters' names and of bucket keys
-        title="a name of lower-case letters, digits and '-', at most 63 long",
-    ),
-]
-HostName = Annotated[
-    str,
-    Meta(
-        pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?\Z",
-        title="a name of letters, digits, '.', '_' and '-', at most 64 long",
-    ),
-]
-Reward = Annotated[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")]
-LogLevel = Literal["debug", "info", "warning", "error"]
-Dtype = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
-LoraRank = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]  # what vLLM accepts
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """One table of the configuration; every key has a default."""
 
 
 class Agent(Section, frozen=True, kw_only=True):
@@ -115,18 +103,92 @@ class Proxy(Section, frozen=True, kw_only=True):
     queue_limit: Annotated[
         Positive, Meta(description="Rollouts that may wait for a replica before more are refused.")
     ] = 4096
+    upstream: Annotated[
+        list[Upstream],
+        Meta(
+            title="tables, each headed [[proxy.upstream]]",
+            description="Servers that are reached by URL, beside the replicas that dial in.",
+        ),
+    ] = []
 
 
 class Bucket(Section, frozen=True, kw_only=True):
     """Where adapters travel."""
 
+    source: Annotated[
+        BucketSource,
+        Meta(
+            description="link: a replica without any bucket gets adapters through the proxy, over "
+            "its own link, and verifies them as ever. No other key here is needed then.",
+        ),
+    ] = "bucket"
     path: Annotated[
         FolderPath,
         Meta(
-            description="A mounted bucket or a plain folder. Role local makes one of its own "
-            "below the state folder when this is empty."
+            description="A mounted bucket or a plain folder. With `url`, where it is mounted: "
+            "mount/ below the state folder when this is empty. Role local makes a folder of its "
+            "own there, bucket/."
         ),
     ] = ""
+    prune: Annotated[
+        Flag, Meta(description="Let the trainer remove adapters that no rollout can name again.")
+    ] = True
+    keep_every: Annotated[
+        Count,
+        Meta(
+            description="Keep each version that this divides, for ever; 0 keeps only those in use."
+        ),
+    ] = 0
+    url: Annotated[
+        Text,
+        Meta(
+            description="s3://BUCKET/PREFIX/. The agent mounts it itself and keeps it mounted, "
+            "with mount-s3; the keys below are for that."
+        ),
+    ] = ""
+    endpoint_url: Annotated[
+        Text, Meta(description="URL of a store that is not Amazon's. Empty: Amazon's.")
+    ] = ""
+    region: Annotated[Text, Meta(description="Region of the bucket. Empty: found out.")] = ""
+    force_path_style: Annotated[
+        Flag, Meta(description="For stores without a host name for each bucket.")
+    ] = False
+    credentials_file: Annotated[
+        FilePath,
+        Meta(
+            description="Keys in the format of ~/.aws/credentials, readable by the owner alone. "
+            "Empty: AWS_* variables, ~/.aws or the instance's profile. No engine sees any of them."
+        ),
+    ] = ""
+    profile: Annotated[Text, Meta(description="Profile within the credentials file.")] = ""
+    ca_bundle: Annotated[
+        FilePath, Meta(description="PEM file of the store's own CA. Needs mount-s3 1.23.")
+    ] = ""
+    upload_checksums: Annotated[
+        UploadChecksums,
+        Meta(description="Checksums of uploads; off for stores that refuse them. Empty: crc32c."),
+    ] = ""
+    memory_target_mib: Annotated[
+        Count,
+        Meta(
+            description="Memory that mount-s3 aims at, 512 or more; needs mount-s3 1.24. "
+            "0: nearly all of the host's."
+        ),
+    ] = 0
+    mount_s3: Annotated[
+        Executable, Meta(description="Mountpoint for Amazon S3, 1.22.1 or newer.")
+    ] = "mount-s3"
+    allow_delete: Annotated[
+        Flag,
+        Meta(
+            description="With `url`: mount the trainer's bucket so that it may remove what is old, "
+            "for which its keys need s3:DeleteObject."
+        ),
+    ] = True
+
+    @property
+    def may_prune(self) -> bool:
+        return self.prune and (self.allow_delete or not self.url)
 
 
 class Model(Section, frozen=True, kw_only=True):
@@ -187,80 +249,28 @@ class Replica(Section, frozen=True, kw_only=True):
     drain_s: Annotated[
         Seconds, Meta(description="How long rollouts may finish after a request to stop.")
     ] = 60
-    warm_up: Annotated[
-        Flag, Meta(description="Send one completion through each new adapter before it counts.")
-    ] = False
-
-
-class Trainer(Section, frozen=True, kw_only=True):
-    """The host that runs TRL."""
-
-    gateway: Annotated[
-        HostPort, Meta(description="Loopback address that TRL talks to; port 0 picks a free one.")
-    ] = "127.0.0.1:0"
-    min_replicas: Annotated[
-        Positive, Meta(description="Replicas whose engine must be up before TRL starts.")
-    ] = 1
-    quorum: Annotated[
+    idle_exit_s: Annotated[
+        Seconds,
+        Meta(description="End after so long without a rollout since vLLM was ready. 0: never."),
+    ] = 0
+    on_exit_command: Annotated[
+        Texts,
+        Meta(
+            description="Run after an end that the agent chose (the run is over, drained, idle), "
+            "never after a signal: the platform's call that stops this host."
+        ),
+    ] = []
+    price_per_hour: Annotated[
         float,
         Meta(
             ge=0,
-            le=1,
-            title="a number from 0 to 1",
-            description="Share of the fleet's capacity that must load an adapter to end a sync.",
+            title="a number, 0 or more",
+            description="What this host costs an hour, for the run's account. 0: not known.",
         ),
-    ] = 0.5
-    sync_timeout_s: Annotated[
-        Seconds, Meta(description="A sync ends after this, with whatever has loaded the adapter.")
-    ] = 30
-    request_timeout_s: Annotated[
-        Positive, Meta(description="Seconds that one rollout may take, waiting included.")
-    ] = 600
-    wait_replicas_s: Annotated[
-        Seconds, Meta(description="How long to wait for `min_replicas`; 0 waits for ever.")
     ] = 0
-    stall_s: Annotated[
-        Seconds, Meta(description="Without a training step for this long, TRL counts as stalled.")
-    ] = 1800
-
-
-class Eval(Section, frozen=True, kw_only=True):
-    """Answers sampled before and after training."""
-
-    dataset: Annotated[
-        FilePath, Meta(description="JSONL, JSON, CSV or Parquet file. Empty: the training data.")
-    ] = ""
-    samples: Annotated[Count, Meta(description="Answers to sample; 0 samples none.")] = 0
-    max_tokens: Annotated[
-        Count, Meta(description="Longest answer in tokens; 0 is train.max_completion_length.")
-    ] = 0
-
-
-class Train(Section, frozen=True, kw_only=True):
-    """Training; any key that is not listed here is a value of TRL's AsyncGRPOConfig."""
-
-    dataset: Annotated[
-        FilePath, Meta(description="Prompts: a JSONL, JSON, CSV or Parquet file.")
-    ] = ""
-    rewards: Annotated[
-        list[Reward],
-        Meta(
-            title='a list of rewards, as ["module:function"]',
-            description="Reward functions, each as module:function.",
-        ),
-    ] = []
-    python_path: Annotated[
-        FolderPaths, Meta(description="Folders that the reward modules are imported from.")
-    ] = []
-    output_dir: Annotated[
-        FolderPath, Meta(description="Checkpoints on this host. Empty: below the state folder.")
-    ] = ""
-    lora: Annotated[
-        dict[str, Any],
-        Meta(title="a table", description="PEFT's LoraConfig: r, lora_alpha, target_modules, ..."),
-    ] = {}
-    eval: Eval = Eval()
-    passthrough: dict[str, Any] = {}
+    warm_up: Annotated[
+        Flag, Meta(description="Send one completion through each new adapter before it counts.")
+    ] = False
 
 
 class Local(Section, frozen=True, kw_only=True):
@@ -288,7 +298,7 @@ _TRAINING = ("trainer", "train", "train.eval")
 SECTIONS_OF: Final[Mapping[Role, tuple[str, ...]]] = {
     "proxy": ("agent", "proxy"),
     "replica": (*_HOST, "replica"),
-    "trainer": (*_HOST, *_TRAINING),
+    "trainer": (*_HOST, *_TRAINING, "proxy"),
     "local": ("agent", "run", "bucket", "model", "engine", "replica", *_TRAINING, "local"),
 }
 REQUIRED: Final[Mapping[Role, tuple[str, ...]]] = {
@@ -322,6 +332,11 @@ class Config:
     @property
     def model_name(self) -> str:
         return self.model.name or Path(self.model.path).name
+
+    @property
+    def has_proxy(self) -> bool:
+        """Whether this process is the proxy, or has one within."""
+        return self.role == "proxy" or (self.role == "trainer" and self.trainer.embed_proxy)
 
     @property
     def state_dir(self) -> Path:
@@ -359,10 +374,12 @@ class Config:
             self.engine, args=redact_args(self.engine.args), env=redact(self.engine.env)
         )
         train = msgspec.structs.replace(self.train, passthrough=redact(self.train.passthrough))
+        command = redact_args(self.replica.on_exit_command)
+        replica = msgspec.structs.replace(self.replica, on_exit_command=command)
         link = self.link
         if self.join_line:
             link = msgspec.structs.replace(link, join="(in $ASYNCGRPO_JOIN)")
-        return replace(self, engine=engine, train=train, link=link, join_line="")
+        return replace(self, engine=engine, replica=replica, train=train, link=link, join_line="")
 
     def redacted(self) -> dict[str, Any]:
         """`to_table` of this role's sections without secrets."""

@@ -184,11 +184,16 @@ def _config(role: Role, values: Values, environ: Mapping[str, str]) -> Config:
     sections: dict[str, Any] = {name: values.section(name) for name in SECTIONS if "." not in name}
     state_dir = sections["agent"].state_dir or str(default_state_dir(environ))
     sections["agent"] = structs.replace(sections["agent"], state_dir=state_dir)
-    if role == "local" and not sections["bucket"].path:
-        sections["bucket"] = Bucket(path=f"{state_dir}/bucket")
+    sections["bucket"] = _with_path(sections["bucket"], role, state_dir)
     return Config(
         role=role, **sections, join_line=environ.get(JOIN_VARIABLE, ""), origins=values.origins
     )
+
+
+def _with_path(bucket: Bucket, role: Role, state_dir: str) -> Bucket:
+    names = {"mirror": bucket.source == "link", "mount": bucket.url, "bucket": role == "local"}
+    own = next((f"{state_dir}/{name}" for name, is_so in names.items() if is_so), "")
+    return bucket if bucket.path or not own else structs.replace(bucket, path=own)
 
 
 def _with_engine_args(config: Config, more: Sequence[str]) -> Config:

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 import msgspec
 
-from asyncgrpo_agent.config.keys import KEYS, Key, Problem
+from asyncgrpo_agent.config.keys import KEYS, Key, Problem, keys_of
 from asyncgrpo_agent.config.sections import SECTIONS, Section
 
 _SWITCH: Final = {"1": True, "yes": True, "on": True, "0": False, "no": False, "off": False}
@@ -78,6 +78,9 @@ class Values:
             self._object(leaf, "unknown key", _hint(leaf.path))
             return
         value = _from_text(str(leaf.value), slot.type) if leaf.is_text else leaf.value
+        if slot.key is not None and slot.key.row_type is not None:
+            self._add_rows(leaf, slot, value, slot.key.row_type)
+            return
         if slot.is_table and isinstance(value, dict) and value:
             for inner in leaves_of(value, leaf):
                 self.add(inner)
@@ -86,6 +89,34 @@ class Values:
             located = _located(converted, slot.key.path_kind if slot.key else "", leaf.folder)
             _put(self._sections[slot.section], slot.names, located)
             self.origins[leaf.dotted] = leaf.origin
+
+    def _add_rows(self, leaf: Leaf, slot: _Slot, value: object, row_type: type[Section]) -> None:
+        """An array of tables, as a whole: a later source replaces all of it."""
+        if not (isinstance(value, list) and all(isinstance(row, dict) for row in value)):
+            expects = slot.key.expects if slot.key else ""
+            self._object(leaf, f"expected {expects}, got {_shown(value)}", "")
+            return
+        keys = keys_of(row_type)
+        rows: list[Section] = []
+        for number, row in enumerate(value, 1):
+            found = {}
+            for name, item in row.items():
+                at = Leaf(
+                    path=(*leaf.path[:-1], f"{leaf.path[-1]}[{number}]", name),
+                    value=item,
+                    origin=leaf.origin,
+                    folder=leaf.folder,
+                )
+                if name not in keys:
+                    near = get_close_matches(name, keys, n=1, cutoff=0.6)
+                    hint = f"Did you mean {near[0]}?" if near else f"Keys are {', '.join(keys)}"
+                    self._object(at, "unknown key", hint)
+                elif self._fits(at, _row_slot(slot, keys[name]), item):
+                    converted = msgspec.convert(item, keys[name].type)
+                    found[name] = _located(converted, keys[name].path_kind, leaf.folder)
+            rows.append(row_type(**found))
+        _put(self._sections[slot.section], slot.names, rows)
+        self.origins[leaf.dotted] = leaf.origin
 
     def section(self, name: str) -> Section:
         """The section `name` with its own sections inside."""
@@ -140,6 +171,10 @@ def _own_slot(section: str, names: tuple[str, ...], key: Key) -> _Slot | None:
     if inside and (not key.is_table or (len(names) > 2 and tp is not Any)):
         return None
     return _Slot(section=section, names=names, type=tp, key=key, is_table=key.is_table)
+
+
+def _row_slot(slot: _Slot, key: Key) -> _Slot:
+    return _Slot(section=slot.section, names=(key.name,), type=key.type, key=key, is_table=False)
 
 
 def _is_near_miss(name: str) -> bool:

@@ -1,0 +1,37 @@
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from asyncgrpo_agent.config import host
+from asyncgrpo_agent.config.sections import Bucket, Config
+from asyncgrpo_agent.procs import look
+from fakes.strict_mount import StrictBucket
+
+
+def problems(path: Path) -> list[str]:
+    """What is wrong with the bucket there."""
+    config = Config(role="trainer", bucket=Bucket(path=str(path)))
+    return [problem.what for problem in host._bucket(config)]
+
+
+def test_a_bucket_must_be_a_folder(tmp_path: Path) -> None:
+    assert problems(tmp_path) == []
+    assert problems(tmp_path / "no") == [f"{tmp_path}/no does not exist"]
+    (tmp_path / "file").touch()
+    assert problems(tmp_path / "file") == [f"{tmp_path}/file is not a folder"]
+
+
+def test_a_bucket_that_does_not_answer_stops_no_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "LOOK_S", 0.3)
+    with StrictBucket(tmp_path).mount("host") as mounted:
+        mounted.hang("lookup")
+        began = monotonic()
+        assert problems(mounted.path / "folder") == []
+        assert monotonic() - began < 2.0
+        mounted.release()
+        look._stuck.pop().communicate()
+        mounted.kill()
+        assert problems(mounted.path) == []
