@@ -7,6 +7,7 @@ here loads vLLM or builds a model.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -190,7 +191,7 @@ def make_args(job: Job, config_class: Any) -> tuple[Any, list[Problem]]:
         return None, problems
     try:
         args = config_class(
-            **_defaults() | job.grpo,
+            **_ALWAYS | device_defaults() | _here(job.grpo),
             output_dir=job.output_dir,
             vllm_server_base_url=job.gateway.rstrip("/"),
             trust_remote_code=job.trust_remote_code,
@@ -200,10 +201,17 @@ def make_args(job: Job, config_class: Any) -> tuple[Any, list[Problem]]:
     return args, []
 
 
-def _defaults() -> dict[str, Any]:
+def _here(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what wants other processes, where this one was started alone, for a check."""
+    alone = "RANK" not in os.environ
+    return {name: value for name, value in values.items() if not (alone and name == "ddp_backend")}
+
+
+def device_defaults() -> dict[str, Any]:
+    """Fields of AsyncGRPOConfig without which this device cannot train."""
     import torch
 
-    return _ALWAYS | ({} if torch.cuda.is_available() else _WITHOUT_GPU)
+    return {} if torch.cuda.is_available() else _WITHOUT_GPU
 
 
 def make_lora(values: Mapping[str, Any]) -> tuple[Any, list[Problem]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import queue
 import threading
 import time
@@ -23,10 +24,19 @@ _QUEUED: Final = 1000
 _POST_TIMEOUT_S: Final = 5.0
 
 
+def is_first_rank() -> bool:
+    """Of the processes that train together, as accelerate's launcher numbers them."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 class Events:
-    """Posts events in order. `close` waits for the last ones, but not for long."""
+    """Posts events in order. `close` waits for the last ones, but not for long.
+
+    Of several ranks the first one speaks for all.
+    """
 
     def __init__(self, gateway: str) -> None:
+        self._silent = not is_first_rank()
         self._url = gateway.rstrip("/") + _PATH
         self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(maxsize=_QUEUED)
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
@@ -69,6 +79,8 @@ class Events:
         self._thread.join(max(0.0, deadline - time.monotonic()))
 
     def _put(self, event: dict[str, Any]) -> None:
+        if self._silent:
+            return
         with contextlib.suppress(queue.Full):
             self._queue.put_nowait(event)
 

@@ -23,6 +23,7 @@ from asyncgrpo_engine.problems import EXIT_CONFIG, Problem, RefusedError, from_e
 
 if TYPE_CHECKING:
     from asyncgrpo_engine.checks import Findings
+    from asyncgrpo_engine.events import Events
 
 if __name__ == "__mp_main__":  # multiprocessing imports this module so, in a process it spawned
     lifetime.die_with_parent()
@@ -52,19 +53,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _check_only(job: Job) -> None:
     _require_version()
-    config_class = trl_names.config_class_alone()
-    found = _checked(job, config_class)
+    facts: dict[str, Any] = {"trl": trl_names.installed_version()}
+    if job.script:
+        _check_script(job)
+    else:
+        found = _checked(job, trl_names.config_class_alone())
+        facts |= {"prompts": len(found.dataset), "warnings": found.warnings}
     from asyncgrpo_engine import attention
 
-    kind, reason = attention.choose(attention.probe())
-    facts = {
-        "trl": trl_names.installed_version(),
-        "attention": kind,
-        "attention_reason": reason,
-        "prompts": len(found.dataset),
-        "warnings": found.warnings,
-    }
+    facts["attention"], facts["attention_reason"] = attention.choose(attention.probe())
     print(json.dumps({"ok": facts}), flush=True)
+
+
+def _check_script(job: Job) -> None:
+    from asyncgrpo_engine import script
+
+    if problems := script.check(job):
+        raise RefusedError(problems)
 
 
 def _train(job: Job) -> None:
@@ -74,12 +79,10 @@ def _train(job: Job) -> None:
     events.phase("loading")
     try:
         _require_version()
-        found = _checked(job, trl_names.config_class())
-        for warning in found.warnings:
-            print(warning, flush=True)
-        from asyncgrpo_engine import training
-
-        training.run(job, found, events)
+        if job.script:
+            _run_script(job, events)
+        else:
+            _run_job(job, events)
     except RefusedError as error:
         for problem in error.problems:
             events.error(problem.what, where=problem.where, fix=problem.fix)
@@ -91,6 +94,22 @@ def _train(job: Job) -> None:
     finally:
         lifetime.kill_children()
         events.close()
+
+
+def _run_script(job: Job, events: Events) -> None:
+    from asyncgrpo_engine import script
+
+    script.export(job)
+    script.run(job, events)
+
+
+def _run_job(job: Job, events: Events) -> None:
+    found = _checked(job, trl_names.config_class())
+    for warning in found.warnings:
+        print(warning, flush=True)
+    from asyncgrpo_engine import training
+
+    training.run(job, found, events)
 
 
 def _require_version() -> None:

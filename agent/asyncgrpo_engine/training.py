@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+from transformers import PrinterCallback, ProgressCallback
 
 from asyncgrpo_engine import attention, trl_names
 from asyncgrpo_engine.checks import Findings
@@ -18,9 +18,9 @@ from asyncgrpo_engine.evaluation import (
     base_model_name,
     wait_until_healthy,
 )
-from asyncgrpo_engine.events import Events, numbers
+from asyncgrpo_engine.events import Events, is_first_rank
 from asyncgrpo_engine.job import Job
-from asyncgrpo_engine.problems import Problem, RefusedError
+from asyncgrpo_engine.watching import EventCallback, ending_whole, refuse_other_syncs
 
 
 def run(job: Job, found: Findings, events: Events) -> None:
@@ -32,49 +32,44 @@ def run(job: Job, found: Findings, events: Events) -> None:
     events.phase("waiting")
     wait_until_healthy(args.vllm_server_base_url, args.vllm_server_timeout)
     evaluation = _evaluation(job, found)
-    if evaluation is not None:
+    if evaluation is not None and args.resume_from_checkpoint is None:
         _evaluate(evaluation, "before", base_model_name(evaluation.gateway), events)
     events.phase("loading")
     trainer = _make_trainer(job, found, events)
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-    if evaluation is not None:
+    with ending_whole(trainer, job.save_s):
+        trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    if job.eval.samples:
         trl_names.sync_now(trainer)
+    if evaluation is not None:
         _evaluate(evaluation, "after", trl_names.policy_name(trainer), events)
     events.phase("saving")
     final = Path(job.output_dir) / "final"
-    trainer.model.save_pretrained(str(final))
+    trl_names.save_adapter(trainer, final)
     print(f"saved {final}", flush=True)
     events.phase("done")
 
 
 def _make_trainer(job: Job, found: Findings, events: Events) -> Any:
-    trainer = trl_names.make_trainer(
+    watching = EventCallback(events)
+    trainer = trl_names.trainer_class()(
         model=job.model,
         reward_funcs=found.reward_functions,
         args=found.args,
         train_dataset=found.dataset,
         processing_class=found.tokenizer,
         peft_config=found.peft_config,
-        callbacks=[EventCallback(events)],
+        callbacks=[watching],
     )
+    watching.watch(trainer)
     trl_names.end_rollouts_at_once(trainer)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
-    if not trl_names.syncs_adapters(trainer):
-        raise RefusedError(
-            [
-                Problem(
-                    what="TRL would push whole models over NCCL instead of adapters",
-                    where="train.lora",
-                    fix="see its warning above",
-                )
-            ]
-        )
+    refuse_other_syncs(trainer)
     return trainer
 
 
 def _evaluation(job: Job, found: Findings) -> Evaluation | None:
-    if not job.eval.samples:
+    if not job.eval.samples or not is_first_rank():
         return None
     return Evaluation(
         gateway=found.args.vllm_server_base_url,
@@ -103,25 +98,3 @@ def _evaluate(
         f"({result.samples} answers to {result.prompts} prompts, {name})",
         flush=True,
     )
-
-
-class EventCallback(TrainerCallback):  # type: ignore[misc]
-    """Tells the agent, and standard output in one line a step, how training goes."""
-
-    def __init__(self, events: Events) -> None:
-        self._events = events
-
-    def on_train_begin(self, _args: Any, _state: Any, _control: Any, **_kwargs: Any) -> None:
-        self._events.phase("training")
-
-    def on_log(
-        self, _args: Any, state: Any, _control: Any, logs: Any = None, **_kwargs: Any
-    ) -> None:
-        values = numbers(logs or {})
-        if "train_runtime" in values:  # the summary at the end is no step
-            return
-        self._events.metrics(step=state.global_step, max_steps=state.max_steps, values=values)
-        shown = " ".join(
-            f"{name}={values[name]:.4g}" for name in ("reward", "ratio", "loss") if name in values
-        )
-        print(f"step {state.global_step}/{state.max_steps} {shown}", flush=True)

@@ -8,6 +8,7 @@ loading the trainer takes seconds, and the rollout process needs none of this.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -52,6 +53,13 @@ def config_class() -> Any:
     from trl.experimental.async_grpo import AsyncGRPOConfig
 
     return AsyncGRPOConfig
+
+
+def trainer_class() -> Any:
+    """AsyncGRPOTrainer."""
+    from trl.experimental.async_grpo import AsyncGRPOTrainer
+
+    return AsyncGRPOTrainer
 
 
 def config_class_alone() -> Any:
@@ -111,10 +119,9 @@ def replace_peak_flops(function: Callable[..., float | None]) -> None:
     async_grpo_trainer.get_peak_flops_per_device = function
 
 
-def make_trainer(**arguments: Any) -> Any:
-    from trl.experimental.async_grpo import AsyncGRPOTrainer
-
-    return AsyncGRPOTrainer(**arguments)
+def save_adapter(trainer: Any, folder: Path) -> None:
+    """The policy as a stock PEFT folder; on every rank, for it may be sharded."""
+    trainer.save_model(str(folder))
 
 
 def end_rollouts_at_once(trainer: Any) -> None:
@@ -124,6 +131,8 @@ def end_rollouts_at_once(trainer: Any) -> None:
     after 15 s. And to set an event whose waiter was killed can block for ever.
     """
     worker = trainer.rollout_worker
+    if worker is None:  # only the first rank has one
+        return
 
     def stop() -> None:
         process, worker._process = worker._process, None
@@ -143,6 +152,34 @@ def sync_now(trainer: Any) -> None:
     """Publish the policy as it is, unless the last step has done so."""
     if trainer.state.global_step % trainer.args.weight_sync_steps:
         trainer._sync_weight()
+
+
+def any_rank(accelerator: Any, value: bool) -> bool:
+    """Whether `value` is true on one of the ranks; all of them have to ask."""
+    import torch
+
+    one = torch.tensor(int(value), device=accelerator.device)
+    return bool(accelerator.reduce(one, reduction="sum").item())
+
+
+def saves_checkpoints(trainer: Any) -> bool:
+    """False where the user wants none."""
+    return str(getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy)) != "no"
+
+
+def is_saved(trainer: Any) -> bool:
+    """Whether there is a whole checkpoint of this step; its last file names the step."""
+    folder = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
+    try:
+        state = json.loads((folder / "trainer_state.json").read_bytes())
+    except (OSError, ValueError):
+        return False
+    return bool(state.get("global_step") == trainer.state.global_step)
+
+
+def save_checkpoint(trainer: Any) -> None:
+    """A checkpoint of the last whole step, also after training was cut short."""
+    trainer._save_checkpoint(trainer.model, trial=None)
 
 
 def policy_name(trainer: Any) -> str:

@@ -56,3 +56,26 @@ def test_a_stopped_trainer_leaves_nobody(
         assert select.select([trainer.stdout], [], [], 30)[0]
         assert trainer.stdout.read() == last
         assert trainer.wait(30) == code
+
+
+STEPPING = """
+    import os, signal, sys
+    from asyncgrpo_engine import lifetime
+
+    lifetime.stop_on_sigterm()
+    lifetime.hold()
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("whole", flush=True)
+    lifetime.release()
+    print("never", flush=True)
+"""
+
+
+def test_a_step_that_has_begun_is_ended_first() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(STEPPING)],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(AGENT)},
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (143, b"whole\n")
