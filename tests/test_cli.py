@@ -105,6 +105,8 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--role", "proxy", "--set", "x"], "--set x: expected SECTION.KEY=VALUE"),
         (["--role", "proxy", "--set", "run.name"], "expected SECTION.KEY=VALUE"),
         (["run", "delete", "x"], "invalid choice: 'delete'"),
+        (["join", "x"], "invalid choice: 'x'"),
+        (["join"], "required: action"),
         (["token", "create", "--role", "replica"], "required: --run"),
         (["token", "create", "--role", "proxy", "--run", "x"], "invalid choice: 'proxy'"),
         (["init"], "required: --role"),
@@ -185,6 +187,7 @@ def test_runs_and_join_lines_are_made(
 ) -> None:
     monkeypatch.setenv("ASYNCGRPO_STATE_DIR", str(tmp_path / "state"))
     assert cli.main(["run", "create", "demo"]) == 0
+    capsys.readouterr()
     words = ["token", "create", "--role", "replica", "--run", "demo"]
     assert cli.main([*words, "--address", "a:1", "b:2"]) == 0
     line = capsys.readouterr().out
@@ -230,7 +233,7 @@ def test_help_is_the_same_on_every_terminal(
     assert max(map(len, texts[0].splitlines())) <= 98
 
 
-@pytest.mark.parametrize("command", ["", "init", "check", "run", "token"])
+@pytest.mark.parametrize("command", ["", "init", "check", "run", "join", "token", "drain"])
 def test_help_of_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main([*command.split(), "--help"])

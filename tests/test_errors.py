@@ -22,6 +22,7 @@ RETRYABLE = {
     "PeerProtocolError",
     "RegistrationRefusedError",
     "StreamResetError",
+    "StreamDeadlineError",
     "EngineError",
     "BucketUnavailableError",
 }

@@ -16,13 +16,16 @@ CREATE = ("token", "create", "--role", "replica", "--run", "demo")
 
 
 @pytest.fixture(autouse=True)
-def proxy_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def proxy_host(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A host with one run, and no configuration but what a test gives."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("ASYNCGRPO_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("ASYNCGRPO_STATE_DIR", str(tmp_path / "state"))
     assert cli.main(["run", "create", "demo"]) == 0
+    capsys.readouterr()
 
 
 def output(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -75,6 +78,30 @@ def test_tokens_are_listed_without_their_secrets(capsys: pytest.CaptureFixture[s
 def test_no_tokens(capsys: pytest.CaptureFixture[str]) -> None:
     assert output(capsys, "token", "list") == "no tokens\n"
     assert rows(capsys) == []
+
+
+def test_a_run_whose_key_is_beside_the_proxy_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    note = "run demo: run key is on this host: adapters are not protected from it"
+    output(capsys, *CREATE, "--address", "a:1")
+    assert output(capsys, "token", "list").splitlines()[-1] == note
+    Path("state/runs/demo/run.key").unlink()
+    assert note not in output(capsys, "token", "list")
+
+
+def test_a_trainer_join_without_the_key_says_where_it_is_completed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    create = ["token", "create", "--role", "trainer", "--run", "demo", "--address", "a:1"]
+    assert cli.main(create) == 0
+    assert capsys.readouterr().err == ""
+    Path("state/runs/demo/run.key").unlink()
+    assert cli.main(create) == 0
+    shown = capsys.readouterr()
+    assert decode(shown.out).run_private_key is None
+    assert "where `asyncgrpo-agent run create demo` ran" in shown.err
+    assert "asyncgrpo-agent join add-key FILE" in shown.err
+    assert cli.main([*CREATE, "--address", "a:1"]) == 0
+    assert capsys.readouterr().err == ""  # a replica needs none
 
 
 def test_a_revoked_token_is_shown_as_such(capsys: pytest.CaptureFixture[str]) -> None:

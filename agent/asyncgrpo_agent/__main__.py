@@ -1,10 +1,30 @@
-"""`python -m asyncgrpo_agent`, and the entry point of the frozen executable."""
+"""`python -m asyncgrpo_agent`, and the entry point of the frozen executable.
+
+The agent also starts itself as the mount's worker, which is no command for people and must start
+quickly, so it does not go through the command line.
+"""
 
 from __future__ import annotations
 
 import sys
 
-from asyncgrpo_agent.cli import main
+
+def main() -> int:
+    """Run as what the arguments say. The result is the exit code."""
+    match sys.argv[1:]:
+        case ["mount-worker"]:
+            from asyncgrpo_agent.store import mount_worker
+
+            return mount_worker.main()
+        case ["mount-look", path]:
+            from asyncgrpo_agent.store import mount_look
+
+            return mount_look.main(path)
+        case _:
+            from asyncgrpo_agent import cli
+
+            return cli.main()
+
 
 if __name__ == "__main__":
     sys.exit(main())

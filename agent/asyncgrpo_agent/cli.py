@@ -10,7 +10,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Final
 
 from asyncgrpo_agent import __version__
@@ -29,9 +28,15 @@ commands:
   init                  write a commented configuration file
   check                 validate a configuration and show its effective values
   run create            make a run and its signing key
+  run add               make a run known to a proxy that is not to have its private key
+  run list              show the runs of this host and where their private keys are
+  join add-key          complete a trainer's join line where the run's private key is
   token create          make a join line for a replica or a trainer
   token list            show the tokens of all join lines
   token revoke          end one of them, and the links that are up on it
+  drain                 have one replica of a running proxy finish and go
+  adapters              show the versions of a run's adapter, who holds them and since when
+  adapters get          take one home, as a folder that PEFT loads
 """
 _EPILOG: Final = """\
 Whatever follows -- is appended to the flags of vLLM. Every key of the configuration can also be
@@ -114,7 +119,8 @@ def _start(words: list[str], engine_args: list[str]) -> int:
     from asyncgrpo_agent.config import host
 
     logs.set_up(as_json=config.agent.log_json, level=config.agent.log_level.upper())
-    return role_entry(config.role)(host.resolved(config, sys.stdin))
+    role = "embedded" if config.role == "trainer" and config.has_proxy else config.role
+    return role_entry(role)(host.resolved(config, sys.stdin))
 
 
 def _load(options: argparse.Namespace, engine_args: Sequence[str]) -> Config:
@@ -141,6 +147,10 @@ def role_entry(role: str) -> Callable[[Config], int]:
         from asyncgrpo_agent.roles import trainer
 
         return trainer.run
+    if role == "embedded":
+        from asyncgrpo_agent.roles import embedded
+
+        return embedded.run
     from asyncgrpo_agent.roles import local
 
     return local.run
@@ -201,36 +211,41 @@ def _check(words: list[str], engine_args: list[str]) -> int:
 
 
 def _run(words: list[str], _engine_args: list[str]) -> int:
-    parser = Parser(
-        "run", "run create NAME [--state-dir DIR]", "Make a run and its signing key on this host."
-    )
-    parser.add_argument("action", choices=["create"])
-    parser.add_argument("name", metavar="NAME", help="name of the run")
-    _add_state_dir(parser)
-    options = parser.parse_args(words)
-    from asyncgrpo_agent.store import identity
+    from asyncgrpo_agent import run_commands
 
-    identity.create_run(_state_dir(options), options.name)
-    print(f"run {options.name} created", file=sys.stderr)
-    return 0
+    return _written(*run_commands.run(words))
+
+
+def _join(words: list[str], _engine_args: list[str]) -> int:
+    from asyncgrpo_agent import run_commands
+
+    return _written(*run_commands.join(words))
 
 
 def _token(words: list[str], _engine_args: list[str]) -> int:
     from asyncgrpo_agent import token_commands
 
-    text, output = token_commands.run(words)
-    if text:
-        _write(text, output, overwrite=False, mode=0o600)
+    return _written(*token_commands.run(words))
+
+
+def _drain(words: list[str], _engine_args: list[str]) -> int:
+    from asyncgrpo_agent import drain_command
+
+    drain_command.run(words)
     return 0
 
 
-def _add_state_dir(parser: Parser) -> None:
-    parser.add_argument("--state-dir", metavar="DIR", help="state folder of the agent on this host")
+def _adapters(words: list[str], _engine_args: list[str]) -> int:
+    from asyncgrpo_agent import adapter_commands
+
+    return _written(*adapter_commands.run(words))
 
 
-def _state_dir(options: argparse.Namespace) -> Path:
-    given = options.state_dir or os.environ.get(sources.STATE_DIR_VARIABLE)
-    return Path(given).absolute() if given else sources.default_state_dir(os.environ)
+def _written(text: str, output: str) -> int:
+    """Write what may be a secret."""
+    if text:
+        _write(text, output, overwrite=False, mode=0o600)
+    return 0
 
 
 def _write(text: str, output: str, *, overwrite: bool, mode: int) -> None:
@@ -254,5 +269,8 @@ _COMMANDS: Final[dict[str, Callable[[list[str], list[str]], int]]] = {
     "init": _init,
     "check": _check,
     "run": _run,
+    "join": _join,
     "token": _token,
+    "drain": _drain,
+    "adapters": _adapters,
 }

@@ -87,6 +87,10 @@ class StreamResetError(LinkError):
         self.safe_to_retry = safe_to_retry
 
 
+class StreamDeadlineError(StreamResetError):
+    """One stream was ended here, because its peer took longer than the stream's deadlines allow."""
+
+
 class ChildError(AgentError):
     """A child process failed."""
 
@@ -107,13 +111,19 @@ class ChildNotReadyError(ChildError):
 
 
 class EngineError(AgentError):
-    """vLLM answered a request with an error; `status` is its HTTP status, 0 if none came."""
+    """vLLM answered a request with an error; `status` is its HTTP status, 0 if none came.
+
+    `may_have_run` is False if the request provably never reached it.
+    """
 
     retryable = True
 
-    def __init__(self, what: str, *, status: int, where: str = "", fix: str = "") -> None:
+    def __init__(
+        self, what: str, *, status: int, may_have_run: bool = True, where: str = "", fix: str = ""
+    ) -> None:
         super().__init__(what, where=where, fix=fix)
         self.status = status
+        self.may_have_run = may_have_run
 
 
 class StoreError(AgentError):
@@ -126,5 +136,17 @@ class BucketUnavailableError(StoreError):
     retryable = True
 
 
+class DeletionForbiddenError(StoreError):
+    """The bucket lets nobody, or not this host, remove objects."""
+
+
 class AdapterRefusedError(StoreError):
     """A commit or adapter is cut, foreign, forged, corrupt or unfit for vLLM; never loaded."""
+
+
+class AdapterPrunedError(AdapterRefusedError):
+    """The trainer has removed it, and there is a newer one: nothing is wrong."""
+
+
+class AdapterDamagedError(AdapterRefusedError):
+    """What was read is not what was committed. It may still be on its way, or be so for good."""

@@ -6,6 +6,7 @@ A flag sets one key of the configuration as text; what the text means is up to `
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -14,6 +15,9 @@ from asyncgrpo_agent.config.sources import Setting
 from asyncgrpo_agent.errors import UsageError
 
 PROGRAM: Final = "asyncgrpo-agent"
+
+Action = Callable[[Sequence[str]], tuple[str, str]]
+"""Takes the words after it; gives what is to be written and where: a file, or "-"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,18 @@ SHORTCUTS: Final = (
     Shortcut(flag="--model", metavar="DIR", path="model.path", help="folder of the base model"),
     Shortcut(flag="--bucket", metavar="DIR", path="bucket.path", help="mounted bucket or folder"),
     Shortcut(
+        flag="--bucket-url",
+        metavar="URL",
+        path="bucket.url",
+        help="s3://BUCKET/PREFIX/, which the agent mounts itself",
+    ),
+    Shortcut(
+        flag="--bucket-source",
+        metavar="bucket|link",
+        path="bucket.source",
+        help="link: a replica without a bucket",
+    ),
+    Shortcut(
         flag="--engine-python",
         metavar="FILE",
         path="engine.python",
@@ -60,6 +76,17 @@ SHORTCUTS: Final = (
         metavar="N",
         path="trainer.min_replicas",
         help="replicas that training waits for",
+    ),
+    Shortcut(
+        flag="--script",
+        metavar="FILE",
+        path="train.script",
+        help="train with your own program that builds an AsyncGRPOTrainer",
+    ),
+    Shortcut(
+        flag="--embed-proxy",
+        path="trainer.embed_proxy",
+        help="a trainer with the proxy in its own process",
     ),
     Shortcut(
         flag="--log-level",
@@ -90,10 +117,27 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, fix=f"Try `{self.prog} --help`")
 
 
-def add_config_flags(parser: Parser) -> None:
-    parser.add_argument("--role", metavar="ROLE", help=", ".join(ROLES))
+def act(
+    command: str, description: str, actions: Mapping[str, Action], words: Sequence[str]
+) -> tuple[str, str]:
+    """Do what the first of `words` names."""
+    action = actions.get(words[0]) if words else None
+    if action is not None:
+        return action(words[1:])
+    parser = Parser(command, f"{command} {'|'.join(actions)} ...", description)
+    parser.add_argument("action", choices=list(actions))
+    parser.parse_args(list(words))
+    raise UsageError("the action comes first", fix=f"Try `{parser.prog} --help`")
+
+
+def add_config_flags(parser: Parser, *, only: Collection[str] | None = None) -> None:
+    """All flags of an agent; with `only` these of the shortcuts, for a command without a role."""
+    if only is None:
+        parser.add_argument("--role", metavar="ROLE", help=", ".join(ROLES))
     parser.add_argument("--config", metavar="FILE", help="configuration file (TOML)")
     for shortcut in SHORTCUTS:
+        if only is not None and shortcut.flag not in only:
+            continue
         shape: dict[str, Any] = (
             {"metavar": shortcut.metavar}
             if shortcut.metavar
@@ -117,7 +161,7 @@ def settings_of(options: argparse.Namespace) -> list[Setting]:
             raise UsageError(f"--set {path}: expected SECTION.KEY=VALUE")
         settings.append(Setting(path=path.strip(), value=value, origin="--set"))
     for shortcut in SHORTCUTS:
-        value = getattr(options, shortcut.path)
+        value = getattr(options, shortcut.path, None)
         if value is not None:
             settings.append(Setting(path=shortcut.path, value=value, origin=shortcut.flag))
     return settings

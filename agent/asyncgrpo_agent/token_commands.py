@@ -11,20 +11,21 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncgrpo_agent.config import sources
 from asyncgrpo_agent.config.sections import Config, host_port
 from asyncgrpo_agent.errors import UsageError
-from asyncgrpo_agent.flags import Parser
+from asyncgrpo_agent.flags import Action, Parser, act
+from asyncgrpo_agent.run_commands import exposed_notes
+from asyncgrpo_agent.tables import table
 
 if TYPE_CHECKING:
     from asyncgrpo_agent.store.tokens import TokenFacts
 
 _UNIT_S: Final = {"m": 60, "h": 3600, "d": 86400}
-_USAGE: Final = "token create|list|revoke ..."
 _DESCRIPTION: Final = """\
 Decide who may join: make join lines, list their tokens, revoke them.
 
@@ -32,17 +33,15 @@ Decide who may join: make join lines, list their tokens, revoke them.
   token list                                        show every token, never the secret
   token revoke ID                                   end one, and the links that are up on it
 """
+_KEYLESS: Final = """\
+run {run}: its private key is not on this host, so the join line lacks it and trains nothing yet.
+Complete it where `asyncgrpo-agent run create {run}` ran: asyncgrpo-agent join add-key FILE
+"""
 
 
 def run(words: Sequence[str]) -> tuple[str, str]:
     """Do what `words` say; gives what is to be written and where: a file, or "-"."""
-    action = _ACTIONS.get(words[0]) if words else None
-    if action is not None:
-        return action(words[1:])
-    parser = Parser("token", _USAGE, _DESCRIPTION)
-    parser.add_argument("action", choices=list(_ACTIONS))
-    parser.parse_args(list(words))
-    raise UsageError("the action comes first", fix=f"Try `{parser.prog} --help`")
+    return act("token", _DESCRIPTION, _ACTIONS, words)
 
 
 def duration_s(text: str) -> float:
@@ -99,6 +98,7 @@ def _create(words: Sequence[str]) -> tuple[str, str]:
 
 
 def _join_line(options: argparse.Namespace) -> str:
+    from asyncgrpo_agent.core.join import decode
     from asyncgrpo_agent.store import identity
 
     for address in options.address:
@@ -107,7 +107,7 @@ def _join_line(options: argparse.Namespace) -> str:
         except ValueError as error:
             raise UsageError(f"--address {address}: {error}") from error
     config = _config(options)
-    return identity.create_join(
+    line = identity.create_join(
         config.state_dir,
         role=options.role,
         run=options.run,
@@ -116,6 +116,9 @@ def _join_line(options: argparse.Namespace) -> str:
         life_s=options.expires,
         uses=options.uses,
     )
+    if options.role == "trainer" and decode(line).run_private_key is None:
+        sys.stderr.write(_KEYLESS.format(run=options.run))
+    return line
 
 
 # --- list and revoke -------------------------------------------------------------------------
@@ -130,11 +133,13 @@ def _list(words: Sequence[str]) -> tuple[str, str]:
     parser.add_argument("--json", action="store_true", help="show a JSON list")
     _add_place(parser)
     options = parser.parse_args(list(words))
-    from asyncgrpo_agent.store.tokens import list_tokens
+    from asyncgrpo_agent.store import identity, tokens
 
-    now_unix_s = _now_unix_s()
-    rows = [_row(facts, now_unix_s) for facts in list_tokens(_config(options).state_dir)]
-    return (json.dumps(rows, indent=1) + "\n" if options.json else _table(rows)), "-"
+    now_unix_s, state_dir = _now_unix_s(), _config(options).state_dir
+    rows = [_row(facts, now_unix_s) for facts in tokens.list_tokens(state_dir)]
+    if options.json:
+        return json.dumps(rows, indent=1) + "\n", "-"
+    return table(rows, "no tokens", exposed_notes(identity.runs_exposed(state_dir))), "-"
 
 
 def _row(facts: TokenFacts, now_unix_s: float) -> dict[str, Any]:
@@ -154,17 +159,6 @@ def _time(unix_s: float | None) -> str | None:
     if unix_s is None:
         return None
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _table(rows: list[dict[str, Any]]) -> str:
-    """Columns as wide as what is in them; a dash for what has no value."""
-    if not rows:
-        return "no tokens\n"
-    lines = [[name.replace("_", " ") for name in rows[0]]]
-    lines += [["-" if cell in (None, "") else str(cell) for cell in row.values()] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-    return "\n".join(padded) + "\n"
 
 
 def _revoke(words: Sequence[str]) -> tuple[str, str]:
@@ -207,7 +201,7 @@ def _now_unix_s() -> float:
     return time.time()  # noqa: TID251 - the one clock of these commands
 
 
-_ACTIONS: Final[dict[str, Callable[[Sequence[str]], tuple[str, str]]]] = {
+_ACTIONS: Final[dict[str, Action]] = {
     "create": _create,
     "list": _list,
     "revoke": _revoke,

@@ -16,14 +16,6 @@ TASK = fleet.ROOT / "scripts" / "demo_task"
 STEPS = 12
 
 
-@pytest.fixture
-def engine_python() -> str:
-    found = os.environ.get("ASYNCGRPO_ENGINE_PYTHON", "")
-    if not found:
-        pytest.skip("ASYNCGRPO_ENGINE_PYTHON names no Python with vLLM and TRL")
-    return found
-
-
 def agent(*arguments: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "asyncgrpo_agent", *arguments],

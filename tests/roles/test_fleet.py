@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from asyncgrpo_agent.roles.trainer_job import history_file
+from asyncgrpo_agent.store import history
 from fakes import fleet
 from fakes.fleet import Site
+from fakes.strict_mount import StrictBucket
 
 pytestmark = pytest.mark.slow
 
@@ -78,6 +81,21 @@ def test_the_only_holder_of_a_version_in_use_is_killed(site: Site) -> None:
     assert trainer.process.wait(60) == 0, trainer.text()
     counts = site.counts()
     assert (counts["failed"], counts["wrong_bytes"], counts["steps"]) == (0, 0, 30)
+
+
+def test_a_sync_that_waits_for_nobody_loses_nothing(site: Site) -> None:
+    """With quorum 0 rollouts of the new version wait in the proxy for the first who has it."""
+    site.proxy()
+    for name in ("r1", "r2"):
+        site.replica(name)
+    trainer = site.trainer(20, "--min-replicas=2", "--set=trainer.quorum=0")
+    assert trainer.process.wait(60) == 0, trainer.text()
+    counts = site.counts()
+    assert (counts["failed"], counts["wrong_bytes"], counts["steps"]) == (0, 0, 20)
+    rows = history.read(history_file(site.folder / "trainer", "demo"))
+    reports = [row["report"] for row in rows if row["kind"] == "sync"]
+    assert len(reports) == 21
+    assert not any(one["timed_out"] or len(one["acked"]) == 2 for one in reports)
 
 
 def test_an_older_trainer_is_fenced_off(site: Site) -> None:
@@ -163,3 +181,29 @@ def test_a_replica_of_another_model_is_refused_with_the_reason(site: Site) -> No
         (config / file.name).write_bytes(bytes(data))
     site.replica("r2", f"--model={config}", "--set=model.name=tiny")
     proxy.wait_for("replica.mismatch run=demo replica=r2 .*model digest")
+
+
+def test_a_late_sync_says_which_replica_and_how_far_it_has_come(tmp_path: Path) -> None:
+    bucket = StrictBucket(tmp_path / "s3")
+    (tmp_path / "site").mkdir()
+    with (
+        bucket.mount("trainer") as mounted,
+        bucket.mount("fast", read_only=True) as fast,
+        bucket.mount("slow", read_only=True) as slow,
+        fleet.site(tmp_path / "site") as site,
+    ):
+        slow.hang("open", pattern="*.safetensors", skip=1)
+        site.proxy()
+        site.replica("fast", bucket=[f"--bucket={fast.path}"])
+        site.replica("slow", bucket=[f"--bucket={slow.path}"])
+        trainer = site.trainer(
+            1,
+            f"--bucket={mounted.path}",
+            "--min-replicas=2",
+            "--set=trainer.quorum=1.0",
+            "--set=trainer.sync_timeout_s=5",
+        )
+        late = trainer.wait_for(r"sync\.late .*").group()
+        assert "no answer from slow (not copied and verified" in late
+        trainer.wait_for("phase=done")
+        assert site.counts()["failed"] == 0

@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,7 +41,8 @@ def local(machine: fleet.Hosts, *more: str) -> fleet.Agent:
 
 
 def test_a_run_to_its_end(machine: fleet.Hosts) -> None:
-    agent = local(machine)
+    # At a rate by the clock, or the replica that a busy machine measures as faster may take all.
+    agent = local(machine, '--set=engine.args=["--fake-tokens-per-s=60"]')
     assert agent.process.wait(90) == 0, agent.text()
     counts = fleet.counts(machine.folder / "state" / "trainer" / "output" / "demo")
     assert counts == {"rollouts": 48, "failed": 0, "wrong_bytes": 0, "steps": 6}
@@ -56,10 +58,39 @@ def test_a_run_to_its_end(machine: fleet.Hosts) -> None:
     )
 
 
+def test_a_drained_replica_leaves_the_rest_to_the_run(machine: fleet.Hosts) -> None:
+    agent = local(machine, "--set=train.max_steps=30", "--set=train.fake_step_s=1")
+    logs = machine.folder / "state/logs"
+    agent.wait_for("child.started child=trainer")
+    wait_for_text(logs / "proxy.log", "replica=replica-1 before=JOINING after=READY")
+    wait_for_text(logs / "trainer.log", "adapter.published")
+    machine.command("drain", "replica-1", f"--state-dir={machine.folder}/state/proxy", "--wait")
+    agent.wait_for("local.replica_left child=replica-1")
+    assert agent.process.wait(60) == 0, agent.text()
+    counts = fleet.counts(machine.folder / "state" / "trainer" / "output" / "demo")
+    assert (counts["failed"], counts["steps"]) == (0, 30)
+
+
+def wait_for_text(path: Path, text: str) -> None:
+    deadline = time.monotonic() + fleet.PATIENCE_S
+    while not (path.exists() and text in path.read_text()):
+        assert time.monotonic() < deadline, f"no {text!r} in {path}"
+        time.sleep(0.05)  # noqa: TID251 - other processes have no virtual clock
+
+
+def token_rows(machine: fleet.Hosts) -> list[dict[str, object]]:
+    state = machine.folder / "state/proxy"
+    rows: list[dict[str, object]] = json.loads(
+        machine.command("token", "list", "--json", f"--state-dir={state}")
+    )
+    return rows
+
+
 def test_the_same_run_again_is_a_new_attempt(machine: fleet.Hosts) -> None:
     for number in (1, 2):
         agent = local(machine, "--set=train.max_steps=2")
         assert agent.process.wait(90) == 0, agent.text()
+        assert [row["ended"] for row in token_rows(machine)] == ["the token was revoked"] * 2
         proxy_log = (machine.folder / "state/logs/proxy.log").read_text()
         assert f"attempt=a{number:04d}-" in proxy_log
 
@@ -80,8 +111,18 @@ def test_a_signal_at_any_moment_leaves_nothing(
 def test_killed_without_a_chance_to_clean_up(machine: fleet.Hosts) -> None:
     agent = local(machine, "--set=train.max_steps=100000")
     agent.wait_for(r"(?m)^training .*replica-2: READY")
+    second = local(machine)
+    assert second.process.wait(20) == 78
+    assert f"{machine.folder}/state: another local fleet runs in this folder" in second.text()
     agent.end(signal.SIGKILL)
     fleet.wait_until_none(str(machine.folder), patience_s=30)
+    left = token_rows(machine)
+    assert [row["ended"] for row in left] == ["", ""]
+    again = local(machine, "--set=train.max_steps=1")
+    assert again.process.wait(90) == 0, again.text()
+    rows = token_rows(machine)
+    assert [row["ended"] for row in rows] == ["the token was revoked"] * 2
+    assert {row["id"] for row in rows}.isdisjoint(row["id"] for row in left)
 
 
 def test_the_engine_cannot_start(machine: fleet.Hosts) -> None:

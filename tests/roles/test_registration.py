@@ -7,7 +7,14 @@ import pytest
 from asyncgrpo_agent.config.sections import Config
 from asyncgrpo_agent.config.sources import parse
 from asyncgrpo_agent.core.join import Join
-from asyncgrpo_agent.roles.registration import MAX_ANNOUNCED, ProxyAddresses
+from asyncgrpo_agent.errors import EXIT_CONFIG, EXIT_FAILURE, RegistrationRefusedError
+from asyncgrpo_agent.roles.registration import (
+    MAX_ANNOUNCED,
+    NEW_JOIN,
+    ProxyAddresses,
+    refusal_error,
+)
+from asyncgrpo_agent.wire.messages import Refused
 
 JOIN = Join(
     addresses=("a:1", "b:2"),
@@ -63,3 +70,23 @@ def test_a_state_folder_that_cannot_be_written_does_not_matter(
     addresses.remember(["c:3"])
     assert addresses.choices() == ["a:1", "b:2", "c:3"]
     assert "addresses.unsaved" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("refused", "permanent", "fix"),
+    [
+        (Refused("permanent", "no"), True, NEW_JOIN),
+        (Refused("permanent", "no", fix="Delete the key"), True, "Delete the key"),
+        (Refused("version", "no"), True, ""),
+        (Refused("duplicate", "no", 300.0), False, ""),
+        (Refused("retry", "no", 10.0), False, ""),
+    ],
+)
+def test_a_refusal_says_what_to_do_and_whether_to_dial_again(
+    refused: Refused, permanent: bool, fix: str
+) -> None:
+    error = refusal_error(refused, "proxy:1")
+    assert isinstance(error, RegistrationRefusedError)
+    assert (error.permanent, error.fix) == (permanent, fix)
+    assert error.exit_code == (EXIT_CONFIG if permanent else EXIT_FAILURE)
+    assert error.retry_after_s == refused.retry_after_s

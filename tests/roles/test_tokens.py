@@ -1,6 +1,7 @@
-"""Tokens of a fleet at work: revoked, exchanged, used up."""
+"""Tokens and join lines of a fleet at work: revoked, exchanged, used up, completed elsewhere."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,70 @@ def test_a_replica_on_a_revoked_token_goes_and_no_rollout_is_lost(site: Site) ->
     assert trainer.process.wait(60) == 0, trainer.text()
     assert site.counts() == {"rollouts": 320, "failed": 0, "wrong_bytes": 0, "steps": 20}
     assert good.process.wait(20) == 0
+
+
+def test_a_trainer_on_a_revoked_token_goes_and_the_replicas_stay(site: Site) -> None:
+    proxy = site.proxy()
+    replicas = [site.replica(name) for name in ("r1", "r2")]
+    trainer = site.trainer(100_000, "--min-replicas=2")
+    trainer.wait_for(r"adapter.published adapter=\S+\.v000003")
+    (row,) = (row for row in token_rows(site) if row["role"] == "trainer")
+    revoke(site, row)
+    began = time.monotonic()
+    reason = "the token was revoked"
+    proxy.wait_for(rf'link.dismissed peer=\S+ token={row["id"]} reason="{reason}"')
+    proxy.wait_for("trainer.left run=demo")
+    assert time.monotonic() - began < 2.0
+    assert trainer.process.wait(20) == 78
+    trainer.wait_for(f"INFO link.closed proxy={site.address} reason=.*{reason}")
+    refusal = f"the proxy refused this agent: {reason}"
+    last = trainer.text().splitlines()[-1]
+    assert last.endswith(
+        f"error: {site.address}: {refusal}. Ask the proxy's owner for a new join line"
+    )
+    history = (site.folder / "trainer/trainer/demo/history.jsonl").read_text()
+    ended = json.loads(history.splitlines()[-1])
+    assert (ended["kind"], ended["ok"], ended["reason"]) == ("ended", False, refusal)
+    assert fleet.processes_naming(f"{site.folder}/trainer/trainer/demo/job.json") == []
+    site.join_file("trainer", "new.join")
+    again = site.trainer(3, "--min-replicas=2", "--join=new.join")
+    assert again.process.wait(60) == 0, again.text()
+    assert site.counts() == {"rollouts": 24, "failed": 0, "wrong_bytes": 0, "steps": 3}
+    for replica in replicas:
+        assert replica.process.wait(20) == 0
+        assert replica.text().count("link.up") == 1
+        assert "WARNING" not in replica.text()
+
+
+def test_a_proxy_without_the_key_of_its_run(tmp_path: Path) -> None:
+    fleet.engine_python(tmp_path)
+    fleet.model_folder(tmp_path)
+    fleet.write_task(tmp_path)
+    (tmp_path / "bucket").mkdir()
+    with fleet.hosts(tmp_path) as hosts:
+        site = Site(hosts, fleet.free_address())
+        own, proxys = f"--state-dir={tmp_path}/trainer", f"--state-dir={tmp_path}/proxy"
+        public = hosts.command("run", "create", "demo", own).strip()
+        hosts.command("run", "add", "demo", f"--public-key={public}", proxys)
+        site.join_file("replica", "replica.join")
+        site.join_file("trainer", "keyless.join")
+        site.proxy()
+        early = site.trainer(3, "--join=keyless.join")
+        assert early.process.wait(20) == 78
+        assert (
+            "On the machine where `asyncgrpo-agent run create demo` ran, complete it:"
+            " asyncgrpo-agent join add-key FILE" in early.text()
+        )
+        hosts.command("join", "add-key", "keyless.join", "--output=trainer.join", own)
+        replica, trainer = site.replica("r1"), site.trainer(3)
+        assert trainer.process.wait(60) == 0, trainer.text()
+        assert replica.process.wait(20) == 0
+        assert site.counts() == {"rollouts": 24, "failed": 0, "wrong_bytes": 0, "steps": 3}
+        assert not list((tmp_path / "proxy").rglob("run.key"))
+        (secret,) = (tmp_path / "trainer").rglob("run.key")
+        for agent in hosts.agents:
+            assert secret.read_text().strip() not in agent.text()
+    fleet.wait_until_none(str(tmp_path), patience_s=20)
 
 
 def test_a_token_is_exchanged_under_load(site: Site) -> None:

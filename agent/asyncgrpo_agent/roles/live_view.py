@@ -125,7 +125,7 @@ def _replica_table(run: Progress) -> Table:
     for name, replica in sorted(run.replicas.items()):
         style = {"READY": "green", "SUSPECT": "red", "GONE": "red"}.get(replica.state, "yellow")
         table.add_row(
-            name,
+            f"{name} (unverified)" if replica.unverified else name,
             Text(replica.state, style),
             str(len(replica.acks_s)),
             f"{p.percentile(replica.acks_s, 0.5):.2f} s",

@@ -2,18 +2,20 @@
 
 Nothing here is a short cut: the children are ordinary agents with join files, TLS links and a run
 key, so that what works here works across firewalls. When the run ends, in whatever way, every child
-is stopped before this process ends.
+is stopped before this process ends, and then the tokens of its join files.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import signal
 import socket
 import sys
 import time
-from contextlib import AsyncExitStack
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,13 +26,14 @@ import trio
 from rich.console import Console
 
 from asyncgrpo_agent.config.sections import Config
-from asyncgrpo_agent.errors import ChildExitedError
+from asyncgrpo_agent.core.join import decode
+from asyncgrpo_agent.errors import ChildExitedError, ConfigError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.procs import child
 from asyncgrpo_agent.roles.live_view import follow
 from asyncgrpo_agent.roles.trainer_job import history_file
 from asyncgrpo_agent.sdnotify import Notifier
-from asyncgrpo_agent.store import identity
+from asyncgrpo_agent.store import identity, tokens
 
 log = Log(__name__)
 notifier = Notifier.from_environment(os.environ)
@@ -79,6 +82,7 @@ class LocalFleet:
     interrupted: int = 0
     exit_code: int = 1
     _joins: dict[str, Path] = field(default_factory=dict)
+    _tokens: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.run_name = self.config.run.name or "local"
@@ -86,9 +90,18 @@ class LocalFleet:
         self.bucket = Path(self.config.bucket.path or self.folder / "bucket")
 
     async def run(self) -> None:
-        self.bucket.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if "bucket.path" not in self.config.origins:  # else it is there, and may be a mount
+            self.bucket.mkdir(parents=True, exist_ok=True)
         address = f"{LOOPBACK}:{_free_port()}"
-        self._make_joins(address)
+        with _alone_in(self.folder):
+            try:
+                self._make_joins(address)
+                await self._run_agents(address)
+            finally:
+                self._revoke_joins()
+
+    async def _run_agents(self, address: str) -> None:
         async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
             nursery.start_soon(follow, self._history(), self.console)
             proxy = await self._start(stack, "proxy", {"proxy": {"listen": address}})
@@ -113,18 +126,36 @@ class LocalFleet:
         proxy_state = self.folder / "proxy"
         identity.ensure_run(proxy_state, self.run_name)
         for role in ("replica", "trainer"):
+            path = self.folder / f"{role}.join"
+            self._discard_last(path)
             line = identity.create_join(
                 proxy_state,
                 role=role,
                 run=self.run_name,
                 addresses=[address],
-                now_unix_s=time.time(),  # noqa: TID251 - a role reads the clock
+                now_unix_s=_now_unix_s(),
             )
-            path = self.folder / f"{role}.join"
             path.touch(mode=0o600)
             path.chmod(0o600)
             path.write_text(line + "\n")
             self._joins[role] = path
+            self._tokens.append(decode(line).token)
+
+    def _discard_last(self, path: Path) -> None:
+        """Forget the token of an earlier start, whose only copy is about to be overwritten."""
+        with suppress(FileNotFoundError, ConfigError):  # ConfigError: cut when a start was killed
+            token = decode(path.read_text("ascii", "replace")).token
+            tokens.discard_token(self.folder / "proxy", token, now_unix_s=_now_unix_s())
+
+    def _revoke_joins(self) -> None:
+        """Nobody can join any more, for all agents have ended."""
+        proxy_state, now_unix_s = self.folder / "proxy", _now_unix_s()
+        try:
+            for token in self._tokens:
+                if (facts := tokens.find_token(proxy_state, token)) is not None:
+                    tokens.revoke_token(proxy_state, facts.id, now_unix_s=now_unix_s)
+        except (OSError, ConfigError) as error:  # the next start discards them
+            log.warning("tokens.unrevoked", reason=str(error))
 
     def _replica_table(self, number: int) -> dict[str, dict[str, Any]]:
         """Engines that share a host share its cores."""
@@ -178,17 +209,20 @@ class LocalFleet:
         """Wait for the trainer. Raises when any of the others ends before it."""
         async with trio.open_nursery() as nursery:
             for other in others:
-                nursery.start_soon(self._end_early, other)
+                nursery.start_soon(self._end_early, other, others)
             code = await trainer.wait()
             nursery.cancel_scope.cancel()
         self.exit_code = code
         if code != 0:
             raise LocalChildError("trainer", trainer, self.folder / "logs" / "trainer.log")
 
-    async def _end_early(self, other: child.Child) -> None:
+    async def _end_early(self, other: child.Child, others: list[child.Child]) -> None:
         code = await other.wait()
         if code == 0:  # a replica that was told that the run is over may be first
             await trio.sleep(FAREWELL_S)
+            if any(one.returncode is None for one in others if one.name != "proxy"):
+                log.info("local.replica_left", child=other.name)  # drained: the others go on
+                return
         log.error("local.child_ended", child=other.name, code=code)
         raise LocalChildError(other.name, other, self.folder / "logs" / f"{other.name}.log")
 
@@ -211,6 +245,28 @@ class LocalChildError(ChildExitedError):
             where=str(log_file),
         )
         self.exit_code = code if code in (1, 2, 78) else 1
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two fleets in one folder would take each other's files and tokens. Raises ConfigError."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                "another local fleet runs in this folder",
+                where=f"agent.state_dir {folder}",
+                fix="Stop it, or give this one a folder of its own: --state-dir DIR",
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _now_unix_s() -> float:
+    return time.time()  # noqa: TID251 - a role reads the clock
 
 
 def _agent_command() -> list[str]:

@@ -2,8 +2,8 @@
 
 Replicas and trainers dial in; each sends a hello with its token on the control stream and is
 accepted or refused. Rollouts of a trainer travel down the links of its run's replicas. What is
-worth a backup (CA, token hashes, highest attempts) is in the state folder; all else comes back
-from the agents when they redial.
+worth a backup (CA, token hashes, highest attempts, whose names the replicas' are) is in the state
+folder; all else comes back from the agents when they redial.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,28 +22,33 @@ from asyncgrpo_agent import __version__
 from asyncgrpo_agent.config.sections import Config, host_port
 from asyncgrpo_agent.core import replicas
 from asyncgrpo_agent.core.adapters import format_attempt, parse_attempt
+from asyncgrpo_agent.core.contract import Terms
 from asyncgrpo_agent.core.sync import Sync
 from asyncgrpo_agent.errors import ConfigError, LinkClosedError, LinkError, PeerProtocolError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.accept import serve_links
+from asyncgrpo_agent.net.carrier import Carrier
 from asyncgrpo_agent.net.control import FROM_DIALLER, ControlChannel
 from asyncgrpo_agent.net.link import Link, LinkStream
-from asyncgrpo_agent.roles.proxy_admission import Admission
+from asyncgrpo_agent.roles import proxy_engines
+from asyncgrpo_agent.roles.proxy_adapters import Lending, Reader, is_asked_for
+from asyncgrpo_agent.roles.proxy_admission import Admission, refuse
 from asyncgrpo_agent.roles.proxy_certificate import ServerCertificate
+from asyncgrpo_agent.roles.proxy_drain import DrainDesk
+from asyncgrpo_agent.roles.proxy_names import ReplicaNames
+from asyncgrpo_agent.roles.proxy_replica import ReplicaDoor
 from asyncgrpo_agent.roles.proxy_rollouts import serve_rollout
-from asyncgrpo_agent.roles.proxy_run import ProxyChannel, ProxyRun, ReplicaLink, TrainerSeat
+from asyncgrpo_agent.roles.proxy_run import ProxyChannel, ProxyRun, TrainerSeat
+from asyncgrpo_agent.roles.proxy_upstream import take_seats
 from asyncgrpo_agent.sdnotify import Notifier
 from asyncgrpo_agent.store import identity
+from asyncgrpo_agent.store.host_bindings import HostBindings
 from asyncgrpo_agent.wire import messages as m
-from asyncgrpo_agent.wire.headers import CONTROL_REQUEST, NOT_FOUND_RESPONSE, OK_RESPONSE, path_of
-from asyncgrpo_agent.wire.limits import AUTHENTICATED
+from asyncgrpo_agent.wire.headers import NOT_FOUND_RESPONSE, OK_RESPONSE, path_of
 
 log = Log(__name__)
 notifier = Notifier.from_environment(os.environ)
 
-PING_S: Final = 5.0  # the two together are how long a dead peer may go unnoticed
-PING_DEADLINE_S: Final = 7.0
-HELLO_S: Final = 10.0
 FLEET_EVERY_S: Final = 1.0
 _CANCEL: Final = 8  # RFC 9113, 7
 
@@ -75,20 +81,31 @@ class Proxy:
     config: Config
     runs: dict[str, ProxyRun] = field(default_factory=dict)
     admission: Admission = field(init=False)
+    replica_door: ReplicaDoor = field(init=False)
+    lending: Lending = field(init=False)
     _listeners: list[trio.SocketListener] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.admission = Admission(self.config.state_dir)
+        state_dir, addresses = self.config.state_dir, self.config.proxy.public_addresses
+        self.admission = Admission(state_dir, addresses=addresses)
+        names = ReplicaNames(self.runs, HostBindings(state_dir, self.admission.unix_time_s()))
+        self.replica_door = ReplicaDoor(self.admission, names)
+        self.lending = Lending(self.admission, self.replica_door.mirrors, self.runs)
 
     async def serve(self, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         host, port = host_port(self.config.proxy.listen)
         self._listeners = await _listen(host, port)
         bound = self._listeners[0].socket.getsockname()[1]
         certificate = ServerCertificate(self.config)
+        seats = take_seats(self.config, self.runs, dict(os.environ))
         task_status.started(f"{host}:{bound}")
         async with trio.open_nursery() as nursery:
+            for seat in seats:
+                nursery.start_soon(seat.serve)
             nursery.start_soon(self._watch_progress)
             nursery.start_soon(self.admission.watch)
+            nursery.start_soon(DrainDesk(self.config.state_dir, self.runs).serve)
+            nursery.start_soon(self.replica_door.names.keep)
             nursery.start_soon(certificate.keep)
             await serve_links(self._listeners, certificate.context, self._serve_link)
 
@@ -128,123 +145,17 @@ class Proxy:
     async def _serve_peer(self, link: Link, alpn: str) -> None:
         if alpn == m.ALPN_FORWARD:
             visitor = Visitor(self, link)
-            await link.run(visitor.serve_stream)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(visitor.reader.leave_when_idle)
+                await link.run(visitor.serve_stream)
+                nursery.cancel_scope.cancel()
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.run, _refuse_stream)
             with suppress(LinkError):  # the link itself says why it ended
-                await self._serve_replica(link)
+                await self.replica_door.serve(link)
             await link.aclose("control stream ended")
             nursery.cancel_scope.cancel()
-
-    async def _register(self, link: Link, control: ProxyChannel, role: str) -> m.Hello | None:
-        """The hello of a peer that may come in; None after it was refused."""
-        with trio.move_on_after(HELLO_S):
-            hello = await control.receive()
-            if not isinstance(hello, m.Hello):
-                raise PeerProtocolError(f"{type(hello).__name__} before hello", where=link.peer)
-            refusal = self.admission.admit(link, hello, role)
-            if refusal is None:
-                return hello
-            log.warning(
-                "link.refused", peer=link.peer, role=role, name=hello.name, reason=refusal.reason
-            )
-            await _refuse(link, control, refusal)
-            return None
-        log.warning("link.refused", peer=link.peer, role=role, reason="no hello in time")
-        return None
-
-    def _accepted(self, name: str, attempt: str, live: list[str]) -> m.Accepted:
-        addresses = self.config.proxy.public_addresses
-        return m.Accepted(name, attempt, PING_S, PING_DEADLINE_S, live, addresses)
-
-    # --- replicas -------------------------------------------------------------------------
-
-    async def _serve_replica(self, link: Link) -> None:
-        stream = await link.open(CONTROL_REQUEST)
-        await stream.response()
-        control: ProxyChannel = ControlChannel(stream, FROM_DIALLER)
-        hello = await self._register(link, control, "replica")
-        if hello is None:
-            return
-        run_ = self.run_named(hello.run)
-        run_.attempt_seen = max(run_.attempt_seen, hello.attempt_seen)
-        await self._end_ghost(run_, hello.instance)
-        name, now = run_.free_name(hello.name), trio.current_time()
-        replica = run_.fleet.join(name, hello.instance, hello.capacity, now)
-        here = ReplicaLink(replica=replica, link=link, control=control)
-        run_.links[name] = here
-        reason = "link ended"
-        try:
-            await self._keep_replica(run_, here, hello)
-        except LinkError as error:
-            reason = str(error)
-            raise
-        finally:
-            run_.leave(here, reason, trio.current_time())
-
-    async def _end_ghost(self, run_: ProxyRun, instance: str) -> None:
-        """The same process dials again before the loss of its old link was noticed."""
-        for ghost in list(run_.links.values()):
-            if ghost.replica.instance == instance:
-                run_.leave(ghost, "replaced by a newer link", trio.current_time())
-                await ghost.link.aclose("replaced by a newer link")
-
-    async def _keep_replica(self, run_: ProxyRun, here: ReplicaLink, hello: m.Hello) -> None:
-        """Accept, tell what the run is at, then listen until the link ends."""
-        link, control, name = here.link, here.control, here.replica.name
-        link.authenticated(AUTHENTICATED, PING_S, PING_DEADLINE_S)
-        await control.send(self._accepted(name, run_.attempt, run_.live))
-        log.info(
-            "replica.joined",
-            run=run_.name,
-            replica=name,
-            peer=link.peer,
-            version=hello.agent_version,
-        )
-        if run_.finished:
-            await control.send(m.Finish(run_.finished))
-        for announce in list(run_.known.values())[-1:]:
-            await control.send(m.Announce(announce.adapter, announce.commit, run_.live))
-        while True:
-            await self._from_replica(run_, here, await control.receive())
-
-    async def _from_replica(
-        self, run_: ProxyRun, here: ReplicaLink, message: m.FromDialler
-    ) -> None:
-        replica, now = here.replica, trio.current_time()
-        match message:
-            case m.EngineUp(engine=engine):
-                self._engine_up(run_, here, engine)
-            case m.EngineDown(reason=reason):
-                here.engine = None
-                run_.note(replicas.engine_down(replica, reason, now))
-            case m.Holdings(loaded=loaded):
-                run_.holds(replica.name, loaded, now)
-            case m.Ack():
-                if message.ok:
-                    replica.loaded |= {message.adapter.name}
-                await run_.ack(replica.name, message, now)
-            case m.Progress():
-                replicas.progressed(replica, message.running, message.generated_tokens, now)
-                replica.paused_s = message.paused_s
-                run_.note(replicas.check_progress(replica, now))
-            case m.Draining(reason=reason):
-                run_.note(replicas.drain(replica, reason, now))
-            case _:
-                raise PeerProtocolError(f"{type(message).__name__} from a replica")
-
-    def _engine_up(self, run_: ProxyRun, here: ReplicaLink, engine: m.EngineFacts) -> None:
-        reason = run_.mismatch(here.replica.name, engine)
-        if reason is not None:
-            log.error("replica.mismatch", run=run_.name, replica=here.replica.name, reason=reason)
-            run_.note(replicas.engine_down(here.replica, f"refused: {reason}", trio.current_time()))
-            return
-        here.engine = engine
-        run_.note(replicas.engine_up(here.replica, trio.current_time()))
-
-    def run_named(self, name: str) -> ProxyRun:
-        return self.runs.setdefault(name, ProxyRun(name))
 
     # --- trainers -------------------------------------------------------------------------
 
@@ -252,26 +163,31 @@ class Proxy:
         """The control stream of a trainer's agent."""
         control: ProxyChannel = ControlChannel(stream, FROM_DIALLER)
         await stream.respond(OK_RESPONSE)
-        hello = await self._register(link, control, "trainer")
+        hello = await self.admission.register(link, control, "trainer")
         if hello is None:
             return
-        run_ = self.run_named(hello.run)
+        run_ = self.runs.setdefault(hello.run, ProxyRun(hello.run))
         attempt = self._attempt(run_, hello)
         if attempt is None:
             reason = f"attempt {hello.attempt} was superseded by {run_.attempt}"
-            await _refuse(link, control, m.Refused("permanent", reason))
+            await refuse(link, control, m.Refused("permanent", reason))
             return
-        if run_.trainer is not None:  # its messages no longer count from here on
-            await run_.trainer.link.aclose(f"superseded by attempt {attempt}")
+        older, run_.trainer = run_.trainer, None  # its messages no longer count from here on
         run_.attempt, run_.finished = attempt, ""
-        link.authenticated(AUTHENTICATED, PING_S, PING_DEADLINE_S)
-        await control.send(self._accepted(hello.name, attempt, run_.live))
+        if older is not None:
+            await older.link.aclose(f"superseded by attempt {attempt}")
+        await control.send(self.admission.accept(link, hello.name, attempt, run_.live))
+        if run_.attempt != attempt:  # a third one came meanwhile
+            raise LinkClosedError(f"superseded by attempt {run_.attempt}")
         run_.trainer = here = TrainerSeat(link=link, control=control)
+        for refused, why in proxy_engines.require(run_, _terms(hello)):
+            refused.refuse(why)
         visitor.run = run_
         log.info("trainer.joined", run=run_.name, attempt=attempt, peer=link.peer)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_push_fleet, run_, control)
+                nursery.start_soon(self.replica_door.mirrors.of(run_).ask, control)
                 while True:
                     message = await control.receive()
                     if run_.trainer is not here:
@@ -286,6 +202,8 @@ class Proxy:
     def _attempt(self, run_: ProxyRun, hello: m.Hello) -> str | None:
         """A new attempt for a trainer that starts, its own for one that comes back."""
         highest = identity.highest_attempt(self.config.state_dir, run_.name)
+        if run_.attempt:  # issued by an earlier proxy, whose state may be lost
+            highest = max(highest, parse_attempt(run_.attempt).number)
         if hello.attempt:
             try:
                 number = parse_attempt(hello.attempt).number
@@ -293,7 +211,7 @@ class Proxy:
                 raise PeerProtocolError(str(error), where=f"trainer of run {run_.name}") from error
             other = run_.attempt not in ("", hello.attempt) and number == highest
             return hello.attempt if number >= highest and not other else None
-        seen = max(run_.attempt_seen, hello.attempt_seen)
+        seen = max(highest, run_.attempt_seen, hello.attempt_seen)
         number = identity.next_attempt(self.config.state_dir, run_.name, seen=seen)
         run_.known.clear()
         run_.live.clear()
@@ -314,29 +232,48 @@ class Proxy:
             case m.Retired():
                 await run_.retire(message)
             case m.RunEnded(ok=ok, reason=reason):
-                log.info("run.ended", run=run_.name, ok=ok, reason=reason)
+                run_.charge(trio.current_time())
+                log.info(
+                    "run.ended",
+                    run=run_.name,
+                    ok=ok,
+                    reason=reason,
+                    replica_hours=run_.usage.replica_hours,
+                    unpriced_hours=run_.usage.unpriced_hours,
+                    cost=run_.usage.cost,
+                )
                 if ok:
                     run_.finished = reason
                     await run_.tell_replicas(m.Finish(reason))
+                    await self.replica_door.mirrors.of(run_).keep_newest()
             case _:
                 raise PeerProtocolError(f"{type(message).__name__} from a trainer")
 
 
 @dataclass(slots=True)
 class Visitor:
-    """One ordinary HTTP/2 connection: a trainer's agent once it has registered, else a stranger."""
+    """One ordinary HTTP/2 connection: a trainer's agent once it has registered, the owner of a
+    token that takes adapters, else a stranger."""
 
     proxy: Proxy
     link: Link
     run: ProxyRun | None = None
+    reader: Reader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reader = Reader(self.proxy.lending, self.link)
 
     async def serve_stream(self, stream: LinkStream) -> None:
         path = path_of(stream.request_headers)
-        if path == m.CONTROL_PATH and self.run is None:
+        if path == m.CONTROL_PATH and self.run is None and not self.reader.is_known:
             await self.proxy.serve_trainer(self.link, stream, self)
         elif path == m.ROLLOUT_PATH and self.run is not None:
             limit = self.proxy.config.proxy.queue_limit
             await serve_rollout(self.run, stream, limit)
+        elif path == m.ADAPTER_PATH and self.run is not None:
+            await self.proxy.replica_door.mirrors.of(self.run).receive(stream)
+        elif is_asked_for(path) and self.run is None:
+            await self.reader.serve(stream)
         elif path == "/health":
             await stream.respond(OK_RESPONSE)
             await stream.send(b"ok\n")
@@ -346,16 +283,20 @@ class Visitor:
             await stream.end()
 
 
-async def _close_all(links: list[Link], reason: str) -> None:
+def _terms(hello: m.Hello) -> Terms:
+    return Terms(
+        has_trainer=True,
+        base_model=hello.base_model,
+        model_digest=hello.model_digest,
+        max_staleness=hello.max_staleness,
+        allow_quantized=hello.allow_quantized,
+    )
+
+
+async def _close_all(links: Iterable[Carrier], reason: str) -> None:
     async with trio.open_nursery() as nursery:
         for link in links:
             nursery.start_soon(link.aclose, reason)
-
-
-async def _refuse(link: Link, control: ProxyChannel, refusal: m.Refused) -> None:
-    """Say so and close; closing sends what is queued first."""
-    await control.send(refusal)
-    await link.aclose("refused")
 
 
 async def _refuse_stream(stream: LinkStream) -> None:

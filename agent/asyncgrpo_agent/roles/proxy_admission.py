@@ -2,7 +2,8 @@
 
 A token is looked at when a hello presents it, and again whenever its file changes or its time
 passes: a link that is up on a token that was revoked, has expired or is gone from the file is
-closed. What a token of limited uses was used for is on disk before anybody is let in on it.
+closed. What a token of limited uses was used for is on disk before anybody is let in on it. A
+replica's host key is proved here; `proxy_names` says what it is good for.
 """
 
 from __future__ import annotations
@@ -15,15 +16,30 @@ from typing import Final
 
 import trio
 
-from asyncgrpo_agent.errors import ConfigError
+from asyncgrpo_agent.errors import ConfigError, PeerProtocolError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.link import Link
+from asyncgrpo_agent.net.stranger_log import StrangerLog
+from asyncgrpo_agent.roles.proxy_run import ProxyChannel
 from asyncgrpo_agent.store import tokens
 from asyncgrpo_agent.wire import messages as m
+from asyncgrpo_agent.wire.framing import MAX_MESSAGE_BYTES
+from asyncgrpo_agent.wire.host_proof import proof_fault
+from asyncgrpo_agent.wire.limits import AUTHENTICATED
 
 log = Log(__name__)
 
+PING_S: Final = 5.0  # the two together are how long a dead peer may go unnoticed
+PING_DEADLINE_S: Final = 7.0
+HELLO_S: Final = 10.0
+HELLO_BYTES: Final = 16 << 10  # what is kept of a stranger's words
+REPORT_BYTES: Final = 256 << 10  # in one message of a replica; trainers may say more
+MAX_NAME_CHARACTERS: Final = 255
 CHECK_EVERY_S: Final = 1.0
+_NEW_KEY: Final = (
+    "Start the agent again; if that does not help, delete hosts/<run>.key in its state folder, and"
+    " it joins under a new name"
+)
 _RETRY_S: Final = 10.0
 
 
@@ -33,11 +49,45 @@ class Admission:
 
     state_dir: Path
     unix_time_s: Callable[[], float] = time.time  # noqa: TID251 - a role reads the clock
+    addresses: list[str] = field(default_factory=list)  # that agents are told to dial
     _links: dict[Link, str] = field(default_factory=dict)  # to the id of the token
     _known: dict[str, tokens.TokenFacts] = field(default_factory=dict)
     _stamp: tuple[int, ...] | None = None
+    _refusals: StrangerLog = field(default_factory=StrangerLog)
 
-    def admit(self, link: Link, hello: m.Hello, role: str) -> m.Refused | None:
+    async def register(
+        self, link: Link, control: ProxyChannel, role: str, nonce: str = ""
+    ) -> m.Hello | None:
+        """The hello of a peer that may come in; None after it was refused."""
+        control.allow(HELLO_BYTES)
+        with trio.move_on_after(HELLO_S):
+            hello = await control.receive()
+            if not isinstance(hello, m.Hello):
+                raise PeerProtocolError(f"{type(hello).__name__} before hello", where=link.peer)
+            refusal = self.admit(link, hello, role, nonce)
+            if refusal is None:
+                control.allow(REPORT_BYTES if role == "replica" else MAX_MESSAGE_BYTES)
+                return hello
+            name = hello.name[:MAX_NAME_CHARACTERS]
+            self._note(link, role, refusal.reason, refusal.kind, name=name)
+            await refuse(link, control, refusal)
+            return None
+        self._note(link, role, "no hello in time")
+        return None
+
+    def _note(self, link: Link, role: str, reason: str, kind: str = "", **fields: str) -> None:
+        # Of all reasons only that of a version has a stranger's own words in it.
+        kind = kind if kind == "version" else reason
+        self._refusals.note(
+            log.warning, "link.refused", kind, peer=link.peer, role=role, reason=reason, **fields
+        )
+
+    def accept(self, link: Link, name: str, attempt: str, live: list[str]) -> m.Accepted:
+        """What to tell a peer that has registered; its link is good for real work from here on."""
+        link.authenticated(AUTHENTICATED, PING_S, PING_DEADLINE_S)
+        return m.Accepted(name, attempt, PING_S, PING_DEADLINE_S, live, self.addresses)
+
+    def admit(self, link: Link, hello: m.Hello, role: str, nonce: str = "") -> m.Refused | None:
         """Let the peer in, or say why not. One that is in must `leave`."""
         if hello.protocol != m.PROTOCOL:
             reason = f"protocol {hello.protocol} here meets protocol {m.PROTOCOL} at the proxy"
@@ -49,6 +99,8 @@ class Admission:
             return m.Refused("permanent", f"the token is for a {facts.role}, not for a {role}")
         if fault := facts.refusal(hello.instance, self.unix_time_s()):
             return m.Refused("permanent", fault)
+        if role == "replica" and (refusal := _judge_host(hello, nonce)):
+            return refusal
         try:
             tokens.note_use(self.state_dir, facts.id, hello.instance, self.unix_time_s())
         except OSError as error:
@@ -57,6 +109,20 @@ class Admission:
                 return m.Refused("retry", "the proxy cannot write to its state folder", _RETRY_S)
         self._links[link] = facts.id
         return None
+
+    def admit_reader(self, link: Link, token: str, run: str) -> str:
+        """Why this token reads nothing of the run; "" if it does. No use of it is counted.
+
+        A link is one token's, and is closed with it. One that is in must `leave`.
+        """
+        facts = tokens.find_token(self.state_dir, token)
+        if facts is None or facts.run != run:
+            return "the token is not valid for this run"
+        if fault := facts.ended(self.unix_time_s()):
+            return fault
+        if self._links.setdefault(link, facts.id) != facts.id:
+            return "the connection is that of another token"
+        return ""
 
     def leave(self, link: Link) -> None:
         """The link has ended, whether its peer was let in or not."""
@@ -87,6 +153,24 @@ class Admission:
             self._known = {facts.id: facts for facts in tokens.list_tokens(self.state_dir)}
         except ConfigError as error:  # what was known before stays in force
             log.error("tokens.unreadable", reason=str(error))
+
+
+async def refuse(link: Link, control: ProxyChannel, refusal: m.Refused) -> None:
+    """Say so and close; closing sends what is queued first."""
+    await control.send(refusal)
+    await link.aclose("refused")
+
+
+def _judge_host(hello: m.Hello, nonce: str) -> m.Refused | None:
+    """Why this is no host of that name and key, as far as its hello goes."""
+    if not (0 < len(hello.name) <= MAX_NAME_CHARACTERS and hello.name.isprintable()):
+        fix = f"Set replica.name to at most {MAX_NAME_CHARACTERS} printable characters"
+        return m.Refused("permanent", "the replica's name cannot be shown", fix=fix)
+    if fault := proof_fault(hello, nonce):
+        return m.Refused(
+            "permanent", f"the replica does not prove its host key: {fault}", fix=_NEW_KEY
+        )
+    return None
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

@@ -3,6 +3,10 @@
 Without files given in the configuration the proxy's own CA issues one at each start, and another
 before that one ends. Given files are loaded again when they change. New handshakes get what was
 loaded last; links that are up are not touched.
+
+A context of OpenSSL keeps one certificate for each type of key and chooses among them, so what is
+loaded last need not be what peers see. Every pair therefore gets a context of its own, and each
+handshake is handed to the newest when it begins: peers see one whole pair or another.
 """
 
 from __future__ import annotations
@@ -42,7 +46,9 @@ class ServerCertificate:
         self._is_given = bool(config.proxy.certificate)
         self._files = self._given() if self._is_given else self._issue()
         self._stamp = _stamp(self._files)
-        self.context = tls.server_context(*self._files, PROTOCOLS)
+        self.context = self._newest = tls.server_context(*self._files, PROTOCOLS)
+        # Called for every handshake, whether the peer names a server or not.
+        self.context.sni_callback = self._hand_over
 
     async def keep(self) -> None:
         """Renew or load again, for ever."""
@@ -50,8 +56,8 @@ class ServerCertificate:
             await trio.sleep(CHECK_EVERY_S)
             try:
                 self.refresh()
-            except (AgentError, OSError) as error:  # the old one is still shown
-                log.error("certificate.unusable", reason=str(error))
+            except (AgentError, OSError) as error:
+                log.error("certificate.unusable", reason=str(error), shown="the one loaded before")
 
     def refresh(self) -> None:
         """Load another certificate if it is time. Raises AgentError or OSError."""
@@ -64,13 +70,13 @@ class ServerCertificate:
             return
         else:
             self._issue()
-        # Tried on a context of its own: a failure would leave the one in use without a key.
-        tls.server_context(*self._files, PROTOCOLS)
-        try:
-            self.context.load_cert_chain(*self._files)
-        except ssl.SSLError as error:  # replaced in between
-            raise AgentError(str(error), where=str(self._files[0])) from error
+        self._newest = tls.server_context(*self._files, PROTOCOLS)
         log.info("certificate.loaded", file=str(self._files[0]))
+
+    def _hand_over(
+        self, handshake: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext
+    ) -> None:
+        handshake.context = self._newest
 
     def _given(self) -> tuple[Path, Path]:
         return Path(self._config.proxy.certificate), Path(self._config.proxy.key)
@@ -85,9 +91,10 @@ class ServerCertificate:
         return files
 
 
-def _stamp(files: tuple[Path, Path]) -> list[tuple[int, int]]:
+def _stamp(files: tuple[Path, Path]) -> list[tuple[int, ...]]:
+    """Differs after every change, that of an owner or a mode included."""
     try:
         found = [path.stat() for path in files]
     except OSError:
         return []
-    return [(stat.st_ino, stat.st_mtime_ns) for stat in found]
+    return [(stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns) for stat in found]

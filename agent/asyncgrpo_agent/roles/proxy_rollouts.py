@@ -9,27 +9,36 @@ The proxy reads the envelope only, never a body.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
+import msgspec
 import trio
 
-from asyncgrpo_agent.core import replicas
+from asyncgrpo_agent.core import placement, replicas
 from asyncgrpo_agent.core.adapters import parse_name
 from asyncgrpo_agent.core.replicas import State
-from asyncgrpo_agent.core.routing import Candidate, Choice
-from asyncgrpo_agent.errors import LinkError
+from asyncgrpo_agent.core.routing import Choice
+from asyncgrpo_agent.core.upstreams import CUT, too_long_for
+from asyncgrpo_agent.errors import LinkError, StreamResetError
 from asyncgrpo_agent.logs import Log
+from asyncgrpo_agent.net.carrier import Exchange
 from asyncgrpo_agent.net.control import ROLLOUT, ROLLOUT_ANSWER, read_envelope
 from asyncgrpo_agent.net.link import LinkStream
+from asyncgrpo_agent.roles.proxy_holding import ASK_AGAIN_S, Held
 from asyncgrpo_agent.roles.proxy_run import ProxyRun, ReplicaLink
 from asyncgrpo_agent.wire import framing
 from asyncgrpo_agent.wire import messages as m
+from asyncgrpo_agent.wire.deadlines import ROLLOUTS
 from asyncgrpo_agent.wire.headers import OK_RESPONSE, ROLLOUT_REQUEST
 
 log = Log(__name__)
 
 MAX_REQUEST_BYTES: Final = 16 << 20
+MAX_HEAD_BYTES: Final = 64 << 10  # of an answer: what the proxy passes on must fit again
+MAX_REASON_CHARS: Final = 1000  # that replicas give
 MAX_FAILURES: Final = 6  # after so many the answer of the last replica is passed on
+OWN_FAULT_AFTER: Final = 2  # failures; more of them say nothing about the replicas
 RETRY_S: Final = 0.5  # more with each failure, up to
 MAX_RETRY_S: Final = 5.0
 _INTERNAL_ERROR: Final = 2  # RFC 9113, 7: the answer broke off, the request may have run
@@ -45,10 +54,23 @@ class Request:
     deadline: float
     tried: frozenset[str] = frozenset()
     failures: int = 0
+    failure: str = ""  # the last one, with its replica
+    cut_s: float = 0.0  # the longest that an edge let it run before it cut it
+    may_have_run: bool = False  # on any of them
 
     @property
     def tokens(self) -> int:
         return self.envelope.prompt_tokens + self.envelope.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why another replica should be tried."""
+
+    reason: str
+    may_have_run: bool
+    answered: bool = False  # with an error, by a replica that is still there
+    cut_s: float = 0.0  # what an edge allows that has cut it
 
 
 class NotPlacedError(Exception):
@@ -62,14 +84,23 @@ class NotPlacedError(Exception):
 async def serve_rollout(run: ProxyRun, stream: LinkStream, queue_limit: int) -> None:
     """Answer one rollout stream of the gateway, whose reset of the stream cancels this."""
     envelope, body = await _read_request(stream)
+    run.retries.request()
     request = Request(
         envelope=envelope, body=body, deadline=trio.current_time() + envelope.deadline_s
     )
-    await stream.respond(OK_RESPONSE)
     try:
         await _answer(run, stream, request, queue_limit)
     except NotPlacedError as refused:
-        log.warning("rollout.refused", run=run.name, reason=refused.answer.reason)
+        # Those that a full queue sends away come again and again.
+        if not refused.answer.retry_after_s or run.holding.refuse(trio.current_time()):
+            log.warning(
+                "rollout.refused",
+                run=run.name,
+                rollout=envelope.id,
+                may_have_run=refused.answer.may_have_run,
+                reason=refused.answer.reason,
+            )
+        await stream.respond(OK_RESPONSE)
         await stream.send(framing.encode(refused.answer))
     await stream.end()
 
@@ -90,52 +121,75 @@ async def _answer(run: ProxyRun, stream: LinkStream, request: Request, queue_lim
         failure = await _try(run, target, request, stream)
         if failure is None:
             return
-        run.retried += 1
         log.warning(
             "rollout.retried",
             run=run.name,
             rollout=request.envelope.id,
             replica=target.replica.name,
-            reason=failure,
+            may_have_run=failure.may_have_run,
+            reason=failure.reason,
         )
         request = replace(
             request,
             tried=request.tried | {target.replica.name},
             failures=request.failures + 1,
+            failure=f"{target.replica.name}: {failure.reason}",
+            may_have_run=request.may_have_run or failure.may_have_run,
+            cut_s=max(request.cut_s, failure.cut_s),
         )
-        if request.failures > 1:  # it may be the request's own fault: spare the others
-            await trio.sleep(min(RETRY_S * request.failures, MAX_RETRY_S))
+        await _wait_to_retry(run, request, failure)
+
+
+async def _wait_to_retry(run: ProxyRun, request: Request, failure: Failure) -> None:
+    now = trio.current_time()
+    wait_s = run.retries.retry(now, answered=failure.answered, may_have_run=failure.may_have_run)
+    if request.failures > 1:  # it may be the request's own fault: spare the others
+        wait_s = max(wait_s, min(RETRY_S * request.failures, MAX_RETRY_S))
+    if wait_s:
+        await trio.sleep_until(min(now + wait_s, request.deadline))
 
 
 async def _try(
     run: ProxyRun, target: ReplicaLink, request: Request, stream: LinkStream
-) -> str | None:
+) -> Failure | None:
     """Send the rollout to one replica and pass its answer on.
 
     Returns why another replica should be tried, or None when an answer has been passed on. Raises
     LinkError when the answer broke off after it had begun.
     """
     replica, tokens = target.replica, request.tokens
-    begun = False
+    sent = begun = False
     ok: bool | None = None
     replicas.started(replica, tokens, trio.current_time())
     try:
-        async with await target.link.open(ROLLOUT_REQUEST) as upstream:
+        async with await target.link.open(ROLLOUT_REQUEST, ROLLOUTS) as upstream:
+            sent = True
             await _send_request(upstream, request)
             with target.answer_awaited() as scope:
                 await upstream.response()
-                answer, rest = await read_envelope(upstream, ROLLOUT_ANSWER)
+                answer, rest = await read_envelope(upstream, ROLLOUT_ANSWER, MAX_HEAD_BYTES)
             if scope.cancelled_caught:
                 ok = None  # it is SUSPECT already
-                return "its engine hangs"
+                return Failure("its engine hangs", may_have_run=True)
             ok = answer.status < 500
+            if not ok and request.failures >= OWN_FAULT_AFTER:
+                ok = None
             if answer.status == 404 and answer.hop == "vllm":
                 replica.loaded -= {request.envelope.model}  # unloaded while this was on its way
                 ok = None
-                return "it no longer holds the adapter"
+                return Failure("it no longer holds the adapter", may_have_run=False)
+            if answer.hop == "edge" and answer.status == CUT:
+                ok = None  # it ran as long as it was let
+                if request.failures < MAX_FAILURES:
+                    cut_s = run.limits[replica.name].max_request_s
+                    return Failure(answer.reason, may_have_run=True, cut_s=cut_s)
             if answer.status in _RETRY_STATUSES and request.failures < MAX_FAILURES:
-                return f"{answer.hop or 'replica'} answered {answer.status}: {answer.reason}"
+                reason = f"{answer.hop or 'replica'} answered {answer.status}: {answer.reason}"
+                return Failure(reason[:MAX_REASON_CHARS], answer.may_have_run, answered=True)
             begun = True
+            if request.may_have_run and not answer.may_have_run:
+                answer = msgspec.structs.replace(answer, may_have_run=True)
+            await stream.respond(OK_RESPONSE)  # only now: it leaves in one write with the answer
             await stream.send(framing.encode(answer) + rest)
             while chunk := await upstream.receive():
                 await stream.send(chunk)
@@ -145,13 +199,14 @@ async def _try(
         if begun:
             stream.reset(_INTERNAL_ERROR)
             raise
-        return str(error)
+        unrun = isinstance(error, StreamResetError) and error.safe_to_retry
+        return Failure(str(error), may_have_run=sent and not unrun)
     finally:
         run.note(replicas.finished(replica, tokens, ok=ok, now=trio.current_time()))
-        run.wake()
+        run.holding.call_one(partial(_serves, target))
 
 
-async def _send_request(upstream: LinkStream, request: Request) -> None:
+async def _send_request(upstream: Exchange, request: Request) -> None:
     left_s = request.deadline - trio.current_time()
     envelope = m.Rollout(
         id=request.envelope.id,
@@ -169,38 +224,51 @@ async def _send_request(upstream: LinkStream, request: Request) -> None:
 async def _place(run: ProxyRun, request: Request, queue_limit: int) -> ReplicaLink:
     """The replica for this rollout, waiting for one if need be."""
     if trio.current_time() >= request.deadline:
-        raise NotPlacedError(_refusal(504, f"no replica answered for {request.envelope.model}"))
-    choice = _choose(run, request)
+        reason = f"no replica answered for {request.envelope.model} in time"
+        raise NotPlacedError(_refusal(504, reason, request))
+    # One that was placed before has waited for its turn already.
+    is_behind = not request.failures and run.holding.is_awaited(request.envelope.model)
+    choice = None if is_behind else _choose(run, request)
     if choice is None:
-        if run.holding.waiting >= queue_limit:
-            raise NotPlacedError(_refusal(503, f"{run.holding.waiting} rollouts wait already"))
-        choice = await _wait(run, request)
+        if run.holding.is_full(queue_limit, len(request.body)):
+            raise NotPlacedError(_no_room(run, request))
+        choice = await _wait(run, request, is_behind)
     run.routed[choice.why] += 1
     return run.links[choice.replica]
 
 
-async def _wait(run: ProxyRun, request: Request) -> Choice:
-    run.holding.enter(trio.current_time())
+async def _wait(run: ProxyRun, request: Request, is_behind: bool) -> Choice:
+    model, now = request.envelope.model, trio.current_time()
+    held = Held(model=model, bytes=len(request.body), is_behind=is_behind)
+    run.holding.enter(held, now)
     try:
+        if is_behind:
+            await held.wait(min(request.deadline, now + replicas.PROBE_EVERY_S))
         while True:
-            await _make_servable(run, request.envelope.model)
+            await _make_servable(run, request)
+            run.holding.looks(held)
             choice = _choose(run, request)
             if choice is not None:
+                run.holding.placed(model)
                 return choice
             now = trio.current_time()
             if now >= request.deadline:
                 reason = f"no replica could take {request.envelope.model} in time"
-                raise NotPlacedError(_refusal(503, reason))
+                raise NotPlacedError(_refusal(503, reason, request))
             # A probe of a SUSPECT replica becomes due without any event.
-            await run.changed(min(request.deadline, now + replicas.PROBE_EVERY_S))
+            await held.wait(min(request.deadline, now + replicas.PROBE_EVERY_S))
     finally:
-        run.holding.leave(trio.current_time())
+        was_called = held.called
+        run.holding.leave(held, trio.current_time())
+        if was_called:  # and leaves without having looked: another may use the place
+            run.holding.call_all()
 
 
-async def _make_servable(run: ProxyRun, model: str) -> None:
+async def _make_servable(run: ProxyRun, request: Request) -> None:
     """Refuse names that are no adapter of the run; ask for a retired one that nobody holds."""
+    model = request.envelope.model
     engine = run.engine()
-    if engine is not None and model == engine.base_model:
+    if model == (run.terms.base_model if engine is None else engine.base_model):
         return
     if any(_serves(link, model) and _is_ready(link) for link in run.links.values()):
         return
@@ -210,36 +278,25 @@ async def _make_servable(run: ProxyRun, model: str) -> None:
     parts = parse_name(model)
     if (engine is None and not run.links) or (parts is not None and parts.attempt == run.attempt):
         return  # a proxy that has just restarted hears of it from the agents soon
-    raise NotPlacedError(
-        _refusal(404, f"{model!r} is neither an adapter of run {run.name} nor its base model")
-    )
+    reason = f"{model!r} is neither an adapter of run {run.name} nor its base model"
+    raise NotPlacedError(_refusal(404, reason, request))
 
 
 def _choose(run: ProxyRun, request: Request) -> Choice | None:
-    now = trio.current_time()
-    able = [
-        link
-        for link in run.links.values()
-        if _serves(link, request.envelope.model) and replicas.takes_requests(link.replica, now)
-    ]
-    # A replica that failed this rollout gets it again only when no other can take it.
-    able = [link for link in able if link.replica.name not in request.tried] or able
-    if not able:
-        return None
-    rates = [link.replica.tokens_per_s for link in able]
-    fastest = max(rates)
-    known = min(rates) > 0
-    return run.router.choose(
-        [
-            Candidate(
-                name=link.replica.name,
-                in_flight_tokens=link.replica.in_flight_tokens,
-                speed=link.replica.tokens_per_s / fastest if known else 1.0,
-            )
-            for link in able
-        ],
-        request.envelope.blocks,
+    demand = placement.Demand(
+        model=request.envelope.model,
+        tokens=request.tokens,
+        blocks=request.envelope.blocks,
+        tried=request.tried | too_long_for(run.limits, request.envelope.max_tokens, request.cut_s),
     )
+    now = trio.current_time()
+    return placement.place(run.fleet, run.router, demand, _base_model(run), now)
+
+
+def _base_model(run: ProxyRun) -> str | None:
+    """The name that all engines of the run serve their base model under."""
+    engines = (link.engine for link in run.links.values())
+    return next((engine.base_model for engine in engines if engine is not None), None)
 
 
 def _is_ready(link: ReplicaLink) -> bool:
@@ -252,13 +309,25 @@ def _serves(link: ReplicaLink, model: str) -> bool:
     return model in link.replica.loaded
 
 
-def _refusal(status: int, reason: str) -> m.RolloutAnswer:
+def _no_room(run: ProxyRun, request: Request) -> m.RolloutAnswer:
+    waiting = run.holding.waiting
+    reason = f"the queue is full: {waiting} rollouts of run {run.name} wait for a replica"
+    answer = _refusal(503, reason, request)
+    return msgspec.structs.replace(answer, retry_after_s=ASK_AGAIN_S)
+
+
+def _refusal(status: int, reason: str, request: Request) -> m.RolloutAnswer:
+    if request.failure:
+        reason += f" (before, {request.failure})"
+    if request.cut_s:
+        reason += f"; an edge cut it at {request.cut_s:g} s (max_request_s)"
+    reason = reason[: 2 * MAX_REASON_CHARS]
     return m.RolloutAnswer(
         status=status,
         content_type="application/json",
         encoding="identity",
         replica="",
         hop="proxy",
-        may_have_run=False,
+        may_have_run=request.may_have_run,
         reason=reason,
     )

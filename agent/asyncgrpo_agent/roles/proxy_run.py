@@ -9,85 +9,31 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 import trio
 
-from asyncgrpo_agent.core import replicas
-from asyncgrpo_agent.core.replicas import Fleet, Replica, State, Transition
+from asyncgrpo_agent.core.contract import Terms
+from asyncgrpo_agent.core.replicas import Fleet, State, Transition
+from asyncgrpo_agent.core.retries import RetryBudget
 from asyncgrpo_agent.core.routing import PrefixRouter
 from asyncgrpo_agent.core.sync import Sync
-from asyncgrpo_agent.errors import LinkError
+from asyncgrpo_agent.core.upstreams import EdgeLimit
+from asyncgrpo_agent.core.usage import Usage
 from asyncgrpo_agent.logs import Log
-from asyncgrpo_agent.net.control import ControlChannel
-from asyncgrpo_agent.net.link import Link
+from asyncgrpo_agent.roles.proxy_holding import Bell, Holding
+from asyncgrpo_agent.roles.proxy_links import ProxyChannel as ProxyChannel
+from asyncgrpo_agent.roles.proxy_links import ReplicaLink as ReplicaLink
+from asyncgrpo_agent.roles.proxy_links import TrainerSeat as TrainerSeat
+from asyncgrpo_agent.roles.proxy_links import tell
+from asyncgrpo_agent.roles.proxy_view import rows_of
 from asyncgrpo_agent.wire import messages as m
 
 log = Log(__name__)
 
-TELL_S: Final = 1.0
 ASK_EVERY_S: Final = 5.0
-
-ProxyChannel = ControlChannel[m.FromAcceptor, m.FromDialler]
-
-
-@dataclass(slots=True, kw_only=True)
-class ReplicaLink:
-    """A registered replica and the connection that reaches it."""
-
-    replica: Replica
-    link: Link
-    control: ProxyChannel
-    engine: m.EngineFacts | None = None
-    _awaited: set[trio.CancelScope] = field(default_factory=set)
-
-    @contextmanager
-    def answer_awaited(self) -> Iterator[trio.CancelScope]:
-        """A block that is cancelled when the replica's engine is found to hang."""
-        with trio.CancelScope() as scope:
-            self._awaited.add(scope)
-            try:
-                yield scope
-            finally:
-                self._awaited.discard(scope)
-
-    def give_up_on_answers(self) -> None:
-        for scope in self._awaited:
-            scope.cancel()
-
-
-@dataclass(slots=True, kw_only=True)
-class TrainerSeat:
-    """The trainer's agent; there is one, that of the newest attempt."""
-
-    link: Link
-    control: ProxyChannel
-
-
-@dataclass(slots=True, kw_only=True)
-class Holding:
-    """Rollouts that wait because nobody can take them, and for how long some did so far."""
-
-    waiting: int = 0
-    held_s: float = 0.0
-    since: float = 0.0
-
-    def enter(self, now: float) -> None:
-        if self.waiting == 0:
-            self.since = now
-        self.waiting += 1
-
-    def leave(self, now: float) -> None:
-        self.waiting -= 1
-        if self.waiting == 0:
-            self.held_s += now - self.since
-
-    def total_s(self, now: float) -> float:
-        return self.held_s + (now - self.since if self.waiting else 0.0)
 
 
 @dataclass(slots=True)
@@ -97,6 +43,7 @@ class ProxyRun:
     name: str
     attempt: str = ""
     attempt_seen: int = 0  # the highest that any agent knows of, also of an earlier proxy
+    terms: Terms = field(default_factory=Terms)  # of its trainer
     fleet: Fleet = field(default_factory=Fleet)
     links: dict[str, ReplicaLink] = field(default_factory=dict)
     trainer: TrainerSeat | None = None
@@ -107,14 +54,19 @@ class ProxyRun:
     asked_at: dict[str, float] = field(default_factory=dict)  # by physical name
     holding: Holding = field(default_factory=Holding)
     routed: Counter[str] = field(default_factory=Counter)
-    retried: int = 0
+    retries: RetryBudget = field(default_factory=RetryBudget)
+    usage: Usage = field(default_factory=Usage)
+    limits: dict[str, EdgeLimit] = field(default_factory=dict)  # of upstreams, by replica
     finished: str = ""  # why the run is over
+    dismissed: dict[str, str] = field(default_factory=dict)  # processes that are to go, and why
+    wanted: Bell = field(default_factory=Bell)  # rings when an adapter may be needed somewhere
     _changed: trio.Event = field(default_factory=trio.Event)
 
     # --- waking those who wait -----------------------------------------------------------
 
     def wake(self) -> None:
-        """Something changed that a held rollout, a sync or the trainer may wait for."""
+        """Something changed that held rollouts, a sync or the trainer may wait for."""
+        self.holding.call_all()
         self._changed.set()
         self._changed = trio.Event()
 
@@ -126,32 +78,24 @@ class ProxyRun:
 
     # --- replicas ------------------------------------------------------------------------
 
-    def free_name(self, wanted: str) -> str:
-        """The replica's own name, or a suffixed one while another process holds it."""
-        name, number = wanted, 1
-        while name in self.links:
-            number += 1
-            name = f"{wanted}-{number}"
-        return name
-
     def engine(self) -> m.EngineFacts | None:
         """What all engines of the run share, with the fleet's smallest limits."""
         facts = [link.engine for link in self.links.values() if link.engine is not None]
         if not facts:
             return None
+        facts.sort(key=lambda f: bool(f.quantization))  # the trainer compares with the plain ones
         return msgspec.structs.replace(
             facts[0],
             max_model_len=min(f.max_model_len for f in facts),
             max_loras=min(f.max_loras for f in facts),
             max_lora_rank=min(f.max_lora_rank for f in facts),
+            max_cpu_loras=min(f.max_cpu_loras for f in facts),
         )
 
-    def mismatch(self, joining: str, facts: m.EngineFacts) -> str | None:
-        """Why these facts cannot join the run, or None."""
-        for name, link in self.links.items():
-            if name != joining and link.engine is not None:
-                return replicas.engine_mismatch(link.engine, facts)
-        return None
+    @property
+    def link_sources(self) -> int:
+        """Replicas whose adapters come over their links."""
+        return sum(link.source == "link" for link in self.links.values())
 
     def note(self, transition: Transition | None) -> None:
         """Log a change of state and let everybody look again."""
@@ -173,21 +117,32 @@ class ProxyRun:
         self.wake()
 
     def leave(self, gone: ReplicaLink, reason: str, now: float) -> None:
-        """The link of a replica ended."""
+        """The link of a replica ended, or lost its name, which then may be another's already."""
         name = gone.replica.name
-        if self.links.get(name) is gone:
-            del self.links[name]
-            self.router.forget(name)
+        if self.links.get(name) is not gone:
+            return
+        self._charge(gone, now)
+        del self.links[name]
+        self.router.forget(name)
         self.note(self.fleet.leave(name, gone.replica.instance, now, reason))
         for sync in self.syncs.values():
             sync.gone(name)
         self.wake()
 
+    def charge(self, now: float) -> None:
+        """Count the time of all replicas up to `now`."""
+        for link in self.links.values():
+            self._charge(link, now)
+
+    def _charge(self, link: ReplicaLink, now: float) -> None:
+        self.usage.charge(max(0.0, now - link.charged_to), link.price_per_hour)
+        link.charged_to = now
+
     # --- adapters ------------------------------------------------------------------------
 
     async def publish(self, message: m.Published) -> Sync:
         """An adapter is durable: count the capacity, announce it, and follow the acks."""
-        announce = m.Announce(message.adapter, message.commit, message.live)
+        announce = m.Announce(message.adapter, message.commit, message.live, message.folder)
         self.known[message.adapter.name] = announce
         self._set_live(message.live)
         ready = {r.name: r.capacity for r in self.fleet if r.state is State.READY}
@@ -202,6 +157,7 @@ class ProxyRun:
             if message.adapter.name in self.fleet.replicas[name].loaded:
                 sync.ack(name, sync.started)
         self.syncs[message.adapter.name] = sync
+        self.wanted.ring()
         await self.tell_replicas(announce)
         self.wake()
         return sync
@@ -217,6 +173,8 @@ class ProxyRun:
 
     async def retire(self, message: m.Retired) -> None:
         self._set_live(message.live)
+        for name in message.names:
+            self.router.retire(name)
         await self.tell_replicas(m.Retire(message.names, message.live))
 
     async def ask_for(self, name: str) -> None:
@@ -232,7 +190,8 @@ class ProxyRun:
         announce = self.known[name]
         if name not in self.live:
             self.live = [name, *self.live]
-        await self.tell_replicas(m.Announce(announce.adapter, announce.commit, self.live))
+        self.wanted.ring()
+        await self.tell_replicas(msgspec.structs.replace(announce, live=self.live))
 
     def holds(self, name: str, loaded: list[str], now: float) -> None:
         """A replica's whole list: also what it loaded while its link was down counts."""
@@ -260,7 +219,8 @@ class ProxyRun:
         await self.tell_trainer(m.ReplicaAck(name, ack, since_s))
 
     def report(self, sync: Sync, adapter: m.Adapter, now: float) -> m.SyncReport:
-        verdict = sync.verdict(now)
+        standing = {name: link.awaited.get(adapter.name, "") for name, link in self.links.items()}
+        verdict = sync.verdict(now, standing)
         return m.SyncReport(
             adapter=adapter,
             acked=sorted(sync.acked),
@@ -276,58 +236,31 @@ class ProxyRun:
     # --- telling -------------------------------------------------------------------------
 
     async def tell_replicas(self, message: m.FromAcceptor) -> None:
-        await _tell(self.links.values(), message)
+        await tell(self.links.values(), message)
 
     async def tell_trainer(self, message: m.FromAcceptor) -> None:
         if self.trainer is not None:
-            await _tell([self.trainer], message)
+            await tell([self.trainer], message)
 
     def snapshot(self, now: float) -> m.Fleet:
         """The fleet for the trainer's agent."""
-        rows = [_row(link, now) for link in self.links.values()]
+        self.charge(now)
         up = [r for r in self.fleet if r.state in (State.READY, State.SUSPECT)]
         return m.Fleet(
             ready=len(up),
             registered=len(self.links),
             capacity=sum(r.capacity for r in up),
             engine=self.engine(),
-            replicas=rows,
+            replicas=rows_of(self.links.values(), now),
             waiting=self.holding.waiting,
             held_s=self.holding.total_s(now),
             routed=dict(self.routed),
-            retried=self.retried,
+            retried=self.retries.retried,
+            link_sources=self.link_sources,
+            duplicates=self.retries.duplicates,
+            delayed=self.retries.delayed,
+            refused=self.holding.refused,
+            replica_hours=self.usage.replica_hours,
+            unpriced_hours=self.usage.unpriced_hours,
+            cost=self.usage.cost,
         )
-
-
-async def _tell(links: Iterable[ReplicaLink | TrainerSeat], message: m.FromAcceptor) -> None:
-    """Send to each; a link that is just ending misses it and will catch up by itself.
-
-    Whoever asked for it may go away meanwhile, which must not leave some of them untold. Sending
-    only queues, unless a peer reads nothing, and that one's own link ends by its deadline.
-    """
-    for link in list(links):
-        with trio.move_on_after(TELL_S, shield=True) as scope:
-            try:
-                await link.control.send(message)
-            except LinkError as error:
-                log.debug("control.unsent", message=type(message).__name__, reason=str(error))
-        if scope.cancelled_caught:
-            log.warning("control.stuck", run_message=type(message).__name__)
-
-
-def _row(link: ReplicaLink, now: float) -> m.ReplicaRow:
-    replica = link.replica
-    return m.ReplicaRow(
-        name=replica.name,
-        state=replica.state.value,
-        reason=replica.reason,
-        since_s=now - replica.since,
-        capacity=replica.capacity,
-        in_flight=replica.in_flight,
-        requests=replica.requests,
-        failures=replica.failures,
-        loaded=sorted(replica.loaded),
-        tokens_per_s=replica.tokens_per_s,
-        rtt_ms=1000 * (link.link.rtt_s or 0.0),
-        paused_s=replica.paused_s,
-    )

@@ -31,6 +31,7 @@ from asyncgrpo_agent.wire import messages as m
 log = Log(__name__)
 
 MAX_ANNOUNCED: Final = 16
+NEW_JOIN: Final = "Ask the proxy's owner for a new join line"
 MAX_PAUSE_S: Final = 8.0  # a proxy that is back has its whole fleet again within ten seconds
 
 
@@ -138,5 +139,5 @@ def refusal_error(refused: m.Refused, peer: str) -> AgentError:
         permanent=refused.kind in ("permanent", "version"),
         retry_after_s=refused.retry_after_s,
         where=peer,
-        fix="Ask the proxy's owner for a new join line" if refused.kind == "permanent" else "",
+        fix=refused.fix or (NEW_JOIN if refused.kind == "permanent" else ""),
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +30,7 @@ from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.control import FROM_ACCEPTOR, ROLLOUT, ControlChannel, read_envelope
 from asyncgrpo_agent.net.link import Link, LinkStream
 from asyncgrpo_agent.procs import vllm
+from asyncgrpo_agent.roles.bucket_mount import bucket_mounted
 from asyncgrpo_agent.roles.registration import (
     ProxyAddresses,
     host_name,
@@ -41,18 +41,23 @@ from asyncgrpo_agent.roles.registration import (
 )
 from asyncgrpo_agent.roles.replica_adapters import Loader
 from asyncgrpo_agent.roles.replica_engine import EngineHost
+from asyncgrpo_agent.roles.replica_exit import call_on_exit, until_idle
+from asyncgrpo_agent.roles.replica_mirror import ReplicaMirror
+from asyncgrpo_agent.roles.replica_rollouts import answer_rollout
 from asyncgrpo_agent.sdnotify import Notifier
+from asyncgrpo_agent.store.host_keys import ensure_host_key
+from asyncgrpo_agent.store.mirror import Mirror
 from asyncgrpo_agent.store.models import model_digest
 from asyncgrpo_agent.wire import framing
 from asyncgrpo_agent.wire import messages as m
 from asyncgrpo_agent.wire.headers import OK_RESPONSE, path_of
+from asyncgrpo_agent.wire.host_proof import with_proof
 from asyncgrpo_agent.wire.limits import AUTHENTICATED
 
 log = Log(__name__)
 notifier = Notifier.from_environment(os.environ)
 
 PROGRESS_EVERY_S: Final = 2.0
-COMPRESS_OVER_BYTES: Final = 16 << 10
 MAX_REQUEST_BYTES: Final = 16 << 20
 
 Channel = ControlChannel[m.FromDialler, m.FromAcceptor]
@@ -90,6 +95,15 @@ def _spec(config: Config, socket_path: Path) -> vllm.EngineSpec:
 async def _main(config: Config) -> int:
     join = load_join(config, "replica")
     digest = await trio.to_thread.run_sync(model_digest, Path(config.model.path))
+    async with bucket_mounted(config):
+        by_signal = await _run_agent(config, join, digest)
+    if not by_signal:
+        await call_on_exit(config.replica.on_exit_command)
+    return 0
+
+
+async def _run_agent(config: Config, join: Join, digest: str) -> bool:
+    """Whether a signal had a part in its end."""
     with vllm.socket_dir() as folder:
         agent = ReplicaAgent(config, join, _spec(config, folder / "vllm.sock"), digest)
         async with trio.open_nursery() as nursery:
@@ -99,12 +113,13 @@ async def _main(config: Config) -> int:
             await agent.drain()
             nursery.cancel_scope.cancel()
     log.info("replica.stopped", reason=agent.stop_reason)
-    return 0
+    return agent.signalled
 
 
 async def _stop_on_signal(agent: ReplicaAgent) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async for number in signals:
+            agent.signalled = True
             if agent.stopping.is_set():
                 agent.hurry.set()
             agent.stop(f"stopped by {signal.Signals(number).name}")
@@ -120,8 +135,10 @@ class ReplicaAgent:
     digest: str
     stopping: trio.Event = field(default_factory=trio.Event)
     hurry: trio.Event = field(default_factory=trio.Event)
+    signalled: bool = False
     stop_reason: str = ""
     in_flight: int = 0
+    rollouts: int = 0  # that have come so far
     _link: Link | None = None
     _control: Channel | None = None
     _idle: trio.Event = field(default_factory=trio.Event)
@@ -130,23 +147,38 @@ class ReplicaAgent:
     def __post_init__(self) -> None:
         self.instance = new_instance()
         self.addresses = ProxyAddresses(self.config, self.join)
+        self.host_key = ensure_host_key(self.config.state_dir, self.join.run)
         self.engine = EngineHost(self.config, self.spec, self.digest, self._engine_changed)
         self.loader = Loader(self.config, self.join, self.engine, self.tell)
+        self.mirror = self._mirror() if self.config.bucket.source == "link" else None
+
+    def _mirror(self) -> ReplicaMirror:
+        """In the place where the loader looks for its bucket."""
+        key = self.join.run_public_key
+        mirror = Mirror(Path(self.config.bucket.path), self.join.run, key)
+        return ReplicaMirror(mirror, self.loader, self.tell)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.engine.run)
             nursery.start_soon(self._stay_registered)
             nursery.start_soon(self.loader.run)
-            nursery.start_soon(self.loader.watch)
             nursery.start_soon(self._report_progress)
             nursery.start_soon(self._report_engine)
+            nursery.start_soon(self._stop_when_idle)
 
     # --- stopping -------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
         self.stop_reason = self.stop_reason or reason
         self.stopping.set()
+
+    async def _stop_when_idle(self) -> None:
+        limit_s = self.config.replica.idle_exit_s
+        await until_idle(
+            limit_s, lambda: (self.engine.facts is not None, self.in_flight, self.rollouts)
+        )
+        self.stop(f"no rollout came for {limit_s:g} s")
 
     async def drain(self) -> None:
         """Take nothing new, finish what runs, within `replica.drain_s`."""
@@ -184,6 +216,8 @@ class ReplicaAgent:
                     refusals.append(error)  # an error of a handler ends its stream only
             elif path == m.ROLLOUT_PATH and self._control is not None:
                 await self._serve_rollout(stream)
+            elif path == m.ADAPTER_PATH and self._control is not None and self.mirror is not None:
+                await self.mirror.receive(stream)
             else:
                 raise PeerProtocolError(f"unexpected request for {path}", where=link.peer)
 
@@ -199,19 +233,11 @@ class ReplicaAgent:
         """Register on the stream that the proxy opened and obey it until it ends."""
         await stream.respond(OK_RESPONSE)
         control: Channel = ControlChannel(stream, FROM_ACCEPTOR)
-        await control.send(
-            m.Hello(
-                protocol=m.PROTOCOL,
-                role="replica",
-                run=self.join.run,
-                name=host_name(self.config),
-                instance=self.instance,
-                agent_version=__version__,
-                token=self.join.token,
-                capacity=self.config.replica.capacity,
-                attempt_seen=self.loader.high_water.value[0],
-            )
-        )
+        challenge = await control.receive()
+        if not isinstance(challenge, m.Challenge):
+            what = f"{type(challenge).__name__} before challenge"
+            raise PeerProtocolError(what, where=link.peer)
+        await control.send(with_proof(self._hello(), challenge.nonce, self.host_key))
         answer = await control.receive()
         if isinstance(answer, m.Refused):
             raise refusal_error(answer, link.peer)
@@ -220,20 +246,42 @@ class ReplicaAgent:
         link.authenticated(AUTHENTICATED, answer.ping_s, answer.ping_deadline_s)
         self.addresses.remember(answer.addresses)
         log.info("link.up", proxy=link.peer, name=answer.name)
+        if answer.name != host_name(self.config):
+            log.warning("replica.renamed", name=answer.name, wanted=host_name(self.config))
         self.loader.accept(answer.attempt, answer.live)
         self._link, self._control = link, control
         notifier.ready()
         try:
+            if self.stopping.is_set():  # its link broke while it drained
+                await control.send(m.Draining(self.stop_reason))
             # Only now, so that nothing that happens during the registration is missed.
             await self._tell_engine()
             await control.send(m.Holdings(list(self.loader.loaded)))
             while True:
-                self._obey(await control.receive())
+                self._obey(await control.receive(), link.peer)
         finally:
             self._link = self._control = None
+            self.loader.unlinked()
 
-    def _obey(self, message: m.FromAcceptor) -> None:
+    def _hello(self) -> m.Hello:
+        return m.Hello(
+            protocol=m.PROTOCOL,
+            role="replica",
+            run=self.join.run,
+            name=host_name(self.config),
+            instance=self.instance,
+            agent_version=__version__,
+            token=self.join.token,
+            capacity=self.config.replica.capacity,
+            attempt_seen=self.loader.high_water.value[0],
+            source=self.config.bucket.source,
+            price_per_hour=self.config.replica.price_per_hour,
+        )
+
+    def _obey(self, message: m.FromAcceptor, peer: str) -> None:
         match message:
+            case m.Refused():  # a newer process has the name
+                raise refusal_error(message, peer)
             case m.Announce():
                 self.loader.announced(message)
             case m.Retire(live=live):
@@ -293,67 +341,40 @@ class ReplicaAgent:
                     generated_tokens=counters.generated_tokens,
                     kv_used=counters.kv_used,
                     paused_s=paused_s,
+                    awaited=self.loader.standing(),
                 )
             )
 
     # --- rollouts -------------------------------------------------------------------------
 
     async def _serve_rollout(self, stream: LinkStream) -> None:
+        self.rollouts += 1
+        self.in_flight += 1  # from here on: one whose body is on its way is not cut by a drain
+        try:
+            await self._answer_rollout(stream)
+        finally:
+            self.in_flight -= 1
+            self._idle.set()
+            self._idle = trio.Event()
+
+    async def _answer_rollout(self, stream: LinkStream) -> None:
         envelope, rest = await read_envelope(stream, ROLLOUT)
         body = bytearray(rest)
         while chunk := await stream.receive():
             body += chunk
             if len(body) > MAX_REQUEST_BYTES:
                 raise PeerProtocolError(f"rollout of over {MAX_REQUEST_BYTES} bytes")
-        await stream.respond(OK_RESPONSE)
-        self.in_flight += 1
         self.loader.in_use[envelope.model] += 1
         try:
-            answer, content = await self._complete(envelope, bytes(body))
+            serving = self.engine.client if self.engine.facts is not None else None
+            answer, content = await answer_rollout(
+                host_name(self.config), serving, self.engine.reason, envelope, bytes(body)
+            )
+            await stream.respond(OK_RESPONSE)  # only now: it leaves in one write with the answer
             await stream.send(framing.encode(answer) + content)
             await stream.end()
         finally:
             self.loader.released(envelope.model)
-            self.in_flight -= 1
-            self._idle.set()
-            self._idle = trio.Event()
-
-    async def _complete(self, envelope: m.Rollout, body: bytes) -> tuple[m.RolloutAnswer, bytes]:
-        name = host_name(self.config)
-        if self.engine.facts is None:
-            return _failed(name, "replica", 503, self.engine.reason, may_have_run=False), b""
-        try:
-            status, content_type, content = await self.engine.client.complete(
-                envelope.path, body, envelope.deadline_s
-            )
-        except EngineError as error:
-            return _failed(name, "vllm", 502, str(error), may_have_run=True), b""
-        deflate = len(content) > COMPRESS_OVER_BYTES
-        if deflate:
-            # In a thread: 2.4 MB take 40 ms, and other rollouts must not wait for it.
-            content = await trio.to_thread.run_sync(zlib.compress, content, 1)
-        answer = m.RolloutAnswer(
-            status=status,
-            content_type=content_type,
-            encoding="deflate" if deflate else "identity",
-            replica=name,
-            hop="" if status < 400 else "vllm",
-        )
-        return answer, content
-
-
-def _failed(
-    replica: str, hop: str, status: int, reason: str, *, may_have_run: bool
-) -> m.RolloutAnswer:
-    return m.RolloutAnswer(
-        status=status,
-        content_type="application/json",
-        encoding="identity",
-        replica=replica,
-        hop=hop,
-        may_have_run=may_have_run,
-        reason=reason,
-    )
 
 
 async def _then(wait: Callable[[], object], act: Callable[[], None]) -> None:

@@ -1,19 +1,19 @@
 """The replica's adapters: look at the bucket, compare with what vLLM holds, load or drop.
 
 Level-triggered: a hint from the proxy, a change in the bucket, a timer, a restarted vLLM and a late
-start all lead to the same round. One round runs at a time. What vLLM lists is the truth about what
-is loaded; the listing of the bucket is the truth about what exists. An ack is sent only for bytes
-that were verified while they were staged, were loaded with 200, and that vLLM lists with the staged
-path.
+start all lead to the same round. One round runs at a time. On mounts, where each look costs
+requests, the timer is slow while a proxy can announce, and quick for what it has announced. What
+vLLM lists is the truth about what is loaded; the listing of the bucket is the truth about what
+exists. An ack is sent only for bytes that were verified while they were staged, were loaded with
+200, and that vLLM lists with the staged path.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Final
 
 import trio
@@ -21,39 +21,31 @@ import trio
 from asyncgrpo_agent.config.sections import Config
 from asyncgrpo_agent.core import adapters as decide
 from asyncgrpo_agent.core.adapters import AdapterId, Listed
-from asyncgrpo_agent.core.commits import Commit
+from asyncgrpo_agent.core.arrivals import RETRY_S, Arrivals
 from asyncgrpo_agent.core.join import Join
 from asyncgrpo_agent.errors import (
+    AdapterDamagedError,
+    AdapterPrunedError,
     AdapterRefusedError,
-    BucketUnavailableError,
     EngineError,
     StoreError,
 )
 from asyncgrpo_agent.logs import Log
+from asyncgrpo_agent.roles.bucket_host import BucketHost
+from asyncgrpo_agent.roles.replica_commits import Commits
 from asyncgrpo_agent.roles.replica_engine import EngineHost
-from asyncgrpo_agent.store import bucket, staging
+from asyncgrpo_agent.sdnotify import Notifier
+from asyncgrpo_agent.store import staging
 from asyncgrpo_agent.store.high_water import HighWater
-from asyncgrpo_agent.store.mounts import MountWatch
-from asyncgrpo_agent.store.watch import watch_commits
 from asyncgrpo_agent.wire import messages as m
 
 log = Log(__name__)
+notifier = Notifier.from_environment(os.environ)
 
-ROUND_EVERY_S: Final = 5.0  # a missed event costs at most this
-RETRY_S: Final = 1.0
-MAX_RETRY_S: Final = 30.0
+WATCHED_S: Final = 5.0  # between rounds where changes are told; one that is missed costs this
+POLL_S: Final = 1.0  # the same where nobody tells of any
+HINTED_POLL_S: Final = 15.0  # the same where only the proxy does
 ALREADY_LOADED: Final = 400
-POLL_S: Final = 1.0  # on mounts, where a change of another host raises no event
-KEPT_COMMITS: Final = 64
-
-
-@dataclass
-class Retry:
-    """An adapter that could not be brought in: when to try again, and what was said of it."""
-
-    at: float
-    delay_s: float
-    reason: str
 
 
 @dataclass
@@ -66,35 +58,47 @@ class Loader:
     tell: Callable[[m.FromDialler], Awaitable[None]]
     attempt: str = ""
     live: list[str] = field(default_factory=list)
+    linked: bool = False  # the proxy announces what is new
     loaded: list[str] = field(default_factory=list)
     in_use: Counter[str] = field(default_factory=Counter)
+    in_round: trio.Lock = field(default_factory=trio.Lock)  # held while it works by a listing
     _wake: trio.Event = field(default_factory=trio.Event)
-    _commits: dict[str, Commit] = field(default_factory=dict)  # by key
-    _refused: dict[str, str] = field(default_factory=dict)  # key -> why it is never tried again
+    _arrivals: Arrivals = field(default_factory=Arrivals)
     _asked: set[str] = field(default_factory=set)  # names that a rollout waits for in the proxy
     _on_disk: set[str] = field(default_factory=set)  # digests, from an earlier start too
     _staged: dict[str, staging.StagedAdapter] = field(default_factory=dict)  # verified by this one
     _unloaded: set[str] = field(default_factory=set)  # before the last load
     _unloaded_now: set[str] = field(default_factory=set)  # since
     _given: set[str] = field(default_factory=set)  # digests that this vLLM was ever given
-    _retries: dict[str, Retry] = field(default_factory=dict)  # by physical name
-    _noticed_at: dict[str, float] = field(default_factory=dict)  # by physical name
+    _is_watched: bool = False  # the bucket's changes are told
+    _trouble: str = ""  # why the last round failed
 
     def __post_init__(self) -> None:
-        self.run_folder = Path(self.config.bucket.path) / self.join.run
         self.staging_folder = self.config.state_dir / "staged" / self.join.run
-        self.mount = MountWatch(self.run_folder.parent)
-        self.listing = bucket.Listing(self.run_folder)
+        path, agent = self.config.bucket.path, self.config.agent
+        self.bucket = BucketHost(path, self.join.run, agent, changed=self.wake)
+        self.commits = Commits(self.join, self._base_model_digest, self._arrivals)
         self.high_water = HighWater(self.config.state_dir / f"high-water-{self.join.run}.json")
+
+    def _base_model_digest(self) -> str:
+        """A quantised checkpoint has weights of its own; the proxy decides whether it may serve."""
+        facts = self.engine.facts
+        return "" if facts is not None and facts.quantization else self.engine.model_digest
 
     # --- what others tell -----------------------------------------------------------------
 
     def accept(self, attempt: str, live: list[str]) -> None:
         """The proxy took this replica; `attempt` is empty while no trainer has come."""
+        self.linked = True
         if attempt:
             is_new = self._enter(attempt)
             if live or is_new:  # a proxy that has just restarted knows of none yet
                 self.live = live
+        self.wake()
+
+    def unlinked(self) -> None:
+        """The link has ended: from now on the bucket alone tells."""
+        self.linked = False
         self.wake()
 
     def announced(self, message: m.Announce) -> None:
@@ -105,7 +109,9 @@ class Loader:
         self.live = message.live
         if message.adapter.name not in self.loaded:
             self._asked.add(message.adapter.name)
-            self._noticed_at.setdefault(message.adapter.name, trio.current_time())
+            now = trio.current_time()
+            self._arrivals.notice(message.adapter.name, now)
+            self.commits.expect(message.commit, now)
         self.wake()
 
     def retired(self, live: list[str]) -> None:
@@ -117,6 +123,7 @@ class Loader:
         if self.engine.facts is None:
             self.loaded = []
             self._given = set()
+            self._arrivals.try_again()
         self.wake()
 
     def released(self, name: str) -> None:
@@ -124,7 +131,8 @@ class Loader:
         self.in_use[name] -= 1
         if not self.in_use[name]:
             del self.in_use[name]
-            if name not in self.live:
+            is_crowded = len(self.loaded) >= self.config.engine.max_loras
+            if name not in self.live or is_crowded:
                 self.wake()
 
     def wake(self) -> None:
@@ -150,14 +158,18 @@ class Loader:
             )
         self.attempt = attempt
         self._asked.clear()
-        self._commits.clear()
-        self._retries.clear()
+        self.commits.forget()
+        self._arrivals.try_again()
         return True
 
     # --- rounds ---------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Rounds for ever, one after a wake-up or a timer."""
+        async with self.bucket.running():
+            await self._rounds()
+
+    async def _rounds(self) -> None:
         self._on_disk = await trio.to_thread.run_sync(staging.clean, self.staging_folder)
         while True:
             with trio.move_on_after(self._pause_s()):
@@ -166,34 +178,64 @@ class Loader:
             if self.engine.facts is None or not self.attempt:
                 continue
             try:
-                await self._round()
+                async with self.in_round:
+                    await self._round()
+                self._went("")
             except (StoreError, EngineError, OSError) as error:
-                log.warning("adapters.round_failed", reason=str(error))
+                self._went(str(error))
                 await trio.sleep(RETRY_S)
                 self.wake()
 
+    def _went(self, trouble: str) -> None:
+        """Tell how a round went where that is news: a bucket may be away for days."""
+        hung = self.bucket.hung()
+        if trouble or self._trouble:
+            notifier.status(f"adapters: {hung or trouble or 'all is well again'}")
+        if trouble and trouble != self._trouble:
+            held = {"hung": hung} if hung else {}
+            log.warning("adapters.round_failed", reason=trouble, **held)
+        elif self._trouble and not trouble:
+            log.info("adapters.round_succeeded", before=self._trouble)
+        self._trouble = trouble
+
+    def standing(self) -> dict[str, str]:
+        """How far those have come that were asked for and are not loaded."""
+        now = trio.current_time()
+        trouble = f"; {self._trouble}" if self._trouble else ""
+        found = {name: self._arrivals.standing(name, now) for name in self._asked}
+        return {name: words + trouble for name, words in found.items() if words}
+
     def _pause_s(self) -> float:
         now = trio.current_time()
-        due_s = [retry.at - now for retry in self._retries.values() if retry.at > now]
-        return min([ROUND_EVERY_S, *due_s])
-
-    async def watch(self) -> None:
-        """For ever: a change in the bucket wakes the rounds."""
-
-        def folders() -> list[Path]:
-            return bucket.commit_folders(self.run_folder, self.attempt or None)
-
-        await watch_commits(folders, remote=self.mount.remote, poll_s=POLL_S, changed=self.wake)
+        due_s = self._arrivals.due_s(now)
+        if self._is_watched:
+            return min([WATCHED_S, *due_s])
+        due_s += self.commits.due_s(now)
+        return min([HINTED_POLL_S if self.linked else POLL_S, *due_s])
 
     async def _round(self) -> None:
-        """Compare and act until nothing is left to do."""
+        """Look at the bucket, then act. Without the bucket, act by what it has shown before."""
+        trouble: StoreError | None = None
+        try:
+            self._is_watched = await self.bucket.watch(self.attempt)
+            mark = self.high_water.value
+            listed = await self.commits.look(self.bucket, self.attempt, self.live, mark)
+        except StoreError as error:
+            trouble = error
+            listed = self.commits.remembered()
+        await self._reconcile(listed)
+        self._forget()
+        if trouble is not None:
+            raise trouble
+
+    async def _reconcile(self, listed: list[Listed]) -> None:
+        """Until nothing is left to do or there is news."""
         while True:
             await self._look_at_engine()
-            listed = await self._list()
             decisions = decide.plan_reconcile(
                 run=self.join.run,
                 attempt=self.attempt,
-                listed=[row for row in listed if not self._waits(row[0].name)],
+                listed=self._due(listed),
                 staged=self._on_disk,
                 loaded=self.loaded,
                 in_use=set(self.in_use) | self._asked,
@@ -203,11 +245,21 @@ class Loader:
                 retired_before=self._unloaded,
                 ever_loaded=self._given,
             )
-            todo = [d for d in decisions if not isinstance(d, decide.RemoveStaged)]
-            for decision in todo or decisions:
+            removals = [d for d in decisions if isinstance(d, decide.RemoveStaged)]
+            todo = [d for d in decisions if d not in removals]
+            for decision in todo:
                 await self._perform(decision)
-            if not todo:
+            if not todo or self._wake.is_set():
+                for decision in removals:  # also where news never end
+                    await self._perform(decision)
                 return
+
+    def _forget(self) -> None:
+        """A run may have any number of adapters: keep nothing of those that are gone."""
+        known = {adapter.name for adapter, _ in self.commits.remembered()}
+        known |= {*self.live, *self.loaded, *self._asked}
+        self._arrivals.keep(known)
+        self._given &= self._on_disk
 
     async def _look_at_engine(self) -> None:
         """What vLLM itself lists; the proxy is told whenever that differs from before."""
@@ -217,85 +269,15 @@ class Loader:
             self.loaded = loaded
             await self.tell(m.Holdings(loaded))
 
-    async def _list(self) -> list[Listed]:
-        """The commits of this attempt that matter: the newest, and the live ones."""
-        self.mount.check()  # an unmounted bucket looks like an empty folder
-        wanted = {p.version for name in self.live if (p := decide.parse_name(name)) is not None}
-        mark = self.high_water.value
-        same = decide.parse_attempt(self.attempt).number == mark[0]
-        after = min(wanted, default=mark[1] if same else 0) - 1
-        keys = await trio.to_thread.run_sync(
-            partial(
-                bucket.list_commits,
-                self.run_folder,
-                self.attempt,
-                after_version=after,
-                listing=self.listing,
-            ),
-            abandon_on_cancel=True,
-        )
-        rows: list[Listed] = []
-        for key in keys:  # newest first; one that cannot be read does not hide the next
-            parts = decide.parse_commit_key(key)
-            if not rows or (parts is not None and parts.version in wanted):
-                commit = await self._commit(key)
-                if commit is not None:
-                    rows.append((commit.adapter, key))
-        return rows
-
-    async def _commit(self, key: str) -> Commit | None:
-        if key in self._refused:
-            return None
-        if key not in self._commits:
-            try:
-                listed = await trio.to_thread.run_sync(
-                    partial(
-                        bucket.read_commit,
-                        self.run_folder,
-                        key,
-                        run=self.join.run,
-                        public_key=self.join.run_public_key,
-                    ),
-                    abandon_on_cancel=True,
-                )
-                commit = listed.commit
-                self._check_base_model(commit, key)
-            except AdapterRefusedError as error:
-                self._refuse(key, str(error))
-                return None
-            except BucketUnavailableError as error:  # it may still be on its way
-                log.info("commit.unreadable", key=key, reason=str(error))
-                return None
-            self._noticed_at.setdefault(commit.adapter.name, trio.current_time())
-            self._commits[key] = commit
-            for old in list(self._commits)[:-KEPT_COMMITS]:
-                del self._commits[old]
-        return self._commits[key]
-
-    def _check_base_model(self, commit: Commit, key: str) -> None:
-        if commit.base_model_digest != self.engine.model_digest:
-            raise AdapterRefusedError(
-                "was trained on another base model than this replica serves",
-                where=key,
-                fix="Give model.path the same model on the trainer and on every replica",
-            )
-
-    def _refuse(self, key: str, reason: str) -> None:
-        log.error("adapter.refused", key=key, reason=reason)
-        self._refused[key] = reason
-
     # --- acting ---------------------------------------------------------------------------
 
-    def _waits(self, name: str) -> bool:
-        retry = self._retries.get(name)
-        return retry is not None and trio.current_time() < retry.at
+    def _due(self, listed: list[Listed]) -> list[Listed]:
+        now = trio.current_time()
+        return [(a, key) for a, key in listed if self._arrivals.is_due(a.name, key, now)]
 
     async def _put_off(self, adapter: AdapterId, reason: str) -> None:
         """Try this adapter again later; others go on. The proxy hears each reason once."""
-        known = self._retries.get(adapter.name)
-        delay_s = min(2 * known.delay_s, MAX_RETRY_S) if known else RETRY_S
-        self._retries[adapter.name] = Retry(trio.current_time() + delay_s, delay_s, reason)
-        if known is None or known.reason != reason:
+        if self._arrivals.put_off(adapter.name, reason, trio.current_time()):
             log.warning("adapter.put_off", adapter=adapter.name, reason=reason)
             await self._ack(adapter, ok=False, reason=reason, phases_s={})
 
@@ -316,30 +298,34 @@ class Loader:
                 self._unloaded.difference_update(gone)
 
     async def _stage(self, adapter: AdapterId, key: str) -> None:
-        commit = self._commits.get(key)
+        commit = self.commits.known.get(key)
         if commit is None:  # another attempt was entered meanwhile
             return
         try:
-            staged = await trio.to_thread.run_sync(
-                partial(
-                    staging.stage,
-                    self.run_folder,
-                    commit,
-                    self.staging_folder,
-                    max_rank=self.config.engine.max_lora_rank,
-                    listing=self.listing,
-                ),
-                abandon_on_cancel=True,
+            staged = await self.bucket.stage(
+                commit, self.staging_folder, max_rank=self.config.engine.max_lora_rank
             )
-        except AdapterRefusedError as error:
-            self._refuse(key, str(error))
-            await self._ack(adapter, ok=False, reason=str(error), phases_s={})
+        except AdapterPrunedError as error:
+            log.info("adapter.pruned", adapter=adapter.name)
+            self._arrivals.refused[key] = str(error)
+            self._asked.discard(adapter.name)
             return
         except StoreError as error:
-            await self._put_off(adapter, str(error))
+            if self._may_heal(adapter, error):
+                await self._put_off(adapter, str(error))
+            else:
+                self.commits.refuse(key, str(error))
+                await self._ack(adapter, ok=False, reason=str(error), phases_s={})
             return
         self._staged[adapter.digest] = staged
         self._on_disk.add(adapter.digest)
+        self._arrivals.reach("staged", adapter.name, trio.current_time())
+
+    def _may_heal(self, adapter: AdapterId, error: StoreError) -> bool:
+        """Some mounts show a file before all of it is there; bytes that stay wrong are corrupt."""
+        if isinstance(error, AdapterDamagedError):
+            return self._arrivals.is_hopeful(adapter.name)
+        return not isinstance(error, AdapterRefusedError)
 
     async def _load(self, adapter: AdapterId) -> None:
         if adapter.digest not in self._staged:  # left by an earlier start: verify it again
@@ -362,17 +348,33 @@ class Loader:
             await self._put_off(adapter, f"{said}; {listed}" if said else listed)
             return
         if self.config.replica.warm_up:
-            await self.engine.client.probe(adapter.name)
+            await self._warm_up(adapter.name)
         self._asked.discard(adapter.name)
-        self._retries.pop(adapter.name, None)
         self._unloaded |= self._unloaded_now
         self._unloaded_now.clear()
         self._unloaded.discard(adapter.name)
-        self.high_water.raise_to(decide.parse_attempt(adapter.attempt).number, adapter.version)
-        noticed = self._noticed_at.pop(adapter.name, began)
-        phases_s = {**staged.phases_s, "loaded": now - began, "total": now - noticed}
+        await self._raise_mark(adapter)
+        noticed, since_s = self._arrivals.arrive(adapter.name, began)
+        phases_s = {**staged.phases_s, **since_s}
+        phases_s |= {"loaded": now - began, "total": now - noticed}
         await self._look_at_engine()
+        if adapter.name not in self.loaded:  # vLLM has been restarted meanwhile
+            return
+        phases_s["acked"] = trio.current_time() - noticed
         await self._ack(adapter, ok=True, reason="", phases_s=phases_s)
+
+    async def _warm_up(self, name: str) -> None:
+        try:
+            await self.engine.client.probe(name)
+        except EngineError as error:
+            log.warning("adapter.cold", adapter=name, reason=str(error))
+
+    async def _raise_mark(self, adapter: AdapterId) -> None:
+        number = decide.parse_attempt(adapter.attempt).number
+        try:
+            await trio.to_thread.run_sync(self.high_water.raise_to, number, adapter.version)
+        except OSError as error:  # it holds for as long as this process lives
+            log.error("high_water.unwritten", adapter=adapter.name, error=error.strerror)
 
     async def _unload(self, name: str) -> None:
         if name in self.in_use:  # a rollout came for it meanwhile

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import trio
 
 from asyncgrpo_agent.config.sections import Config
@@ -120,7 +121,9 @@ class EngineHost:
             try:
                 await self.client.models()  # quick and quiet while vLLM is still loading
                 await self.client.probe(name)
-                return self._facts(await self.client.server_info(), await self.client.version())
+                rate = await self.client.measure(name)
+                info, version = await self.client.server_info(), await self.client.version()
+                return msgspec.structs.replace(self._facts(info, version), tokens_per_s=rate)
             except EngineError as error:
                 reason = f"vLLM is starting: {error.what[:200]}"
                 if error.status and reason != self.reason:  # without one, nothing listens yet
@@ -128,20 +131,35 @@ class EngineHost:
             await trio.sleep(PROBE_EVERY_S)
 
     def _facts(self, info: dict[str, Any], version: str) -> m.EngineFacts:
-        config = info["vllm_config"]
-        parallel = config["parallel_config"]
-        return m.EngineFacts(
-            base_model=self.config.model_name,
-            model_digest=self.model_digest,
-            dtype=str(config["model_config"]["dtype"]),
-            max_model_len=int(config["model_config"]["max_model_len"]),
-            max_loras=int(config["lora_config"]["max_loras"]),
-            max_lora_rank=int(config["lora_config"]["max_lora_rank"]),
-            vllm_version=version,
-            world_size=int(parallel.get("world_size", 1)),
+        return engine_facts(
+            info, version, base_model=self.config.model_name, model_digest=self.model_digest
         )
 
     def _set(self, facts: m.EngineFacts | None, reason: str) -> None:
         self.facts, self.reason = facts, reason
         log.info("engine.state", ready=facts is not None, reason=reason)
         self.on_change()
+
+
+def engine_facts(
+    info: dict[str, Any], version: str, *, base_model: str, model_digest: str
+) -> m.EngineFacts:
+    """Read vLLM's /server_info. KeyError, TypeError, ValueError for one that is not as ours."""
+    config = info["vllm_config"]
+    parallel = config["parallel_config"]
+    return m.EngineFacts(
+        base_model=base_model,
+        model_digest=model_digest,
+        dtype=str(config["model_config"]["dtype"]),
+        max_model_len=int(config["model_config"]["max_model_len"]),
+        max_loras=int(config["lora_config"]["max_loras"]),
+        max_lora_rank=int(config["lora_config"]["max_lora_rank"]),
+        vllm_version=version,
+        world_size=int(parallel.get("world_size", 1)),
+        max_cpu_loras=int(config["lora_config"].get("max_cpu_loras") or 0),
+        logprobs_mode=str(config["model_config"].get("logprobs_mode") or ""),
+        quantization=str(config["model_config"].get("quantization") or ""),
+        kv_cache_dtype=str(config.get("cache_config", {}).get("cache_dtype") or ""),
+        data_parallel_size=int(parallel.get("data_parallel_size", 1)),
+        api_servers=int(parallel.get("_api_process_count", 1)),
+    )

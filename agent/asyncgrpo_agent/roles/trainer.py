@@ -18,11 +18,16 @@ from typing import Any, Final
 import trio
 
 from asyncgrpo_agent.config.sections import Config, host_port
+from asyncgrpo_agent.core.adapters import parse_attempt
 from asyncgrpo_agent.core.join import Join
-from asyncgrpo_agent.errors import AgentError, ChildNotReadyError, ConfigError
+from asyncgrpo_agent.core.slots import DEFAULT_MAX_STALENESS, UNKNOWN_STALENESS
+from asyncgrpo_agent.errors import AgentError, ConfigError
 from asyncgrpo_agent.logs import Log
-from asyncgrpo_agent.net.gateway import CompletedRollout, Gateway
+from asyncgrpo_agent.net.gateway import Gateway
 from asyncgrpo_agent.net.link import Link
+from asyncgrpo_agent.net.rollouts import CompletedRollout
+from asyncgrpo_agent.roles.bucket_host import BucketHost
+from asyncgrpo_agent.roles.bucket_mount import bucket_mounted
 from asyncgrpo_agent.roles.registration import (
     ProxyAddresses,
     host_name,
@@ -31,10 +36,16 @@ from asyncgrpo_agent.roles.registration import (
     stay_registered,
 )
 from asyncgrpo_agent.roles.trainer_adapters import Adapters
+from asyncgrpo_agent.roles.trainer_checkpoints import Checkpoints
+from asyncgrpo_agent.roles.trainer_fleet import FleetView
 from asyncgrpo_agent.roles.trainer_job import history_file, run_job, write_job
 from asyncgrpo_agent.roles.trainer_link import TrainerLink
+from asyncgrpo_agent.roles.trainer_resume import Resumed, Resumption, settings_of
+from asyncgrpo_agent.roles.trainer_retention import Retention
+from asyncgrpo_agent.roles.trainer_stall import StallWatch
+from asyncgrpo_agent.roles.trainer_supply import Supplier
+from asyncgrpo_agent.roles.trainer_turns import Turns
 from asyncgrpo_agent.sdnotify import Notifier
-from asyncgrpo_agent.store import bucket
 from asyncgrpo_agent.store.history import History
 from asyncgrpo_agent.store.models import model_digest
 from asyncgrpo_agent.wire import messages as m
@@ -42,29 +53,35 @@ from asyncgrpo_agent.wire import messages as m
 log = Log(__name__)
 notifier = Notifier.from_environment(os.environ)
 
-TELL_WAITING_S: Final = 10.0
 FAREWELL_S: Final = 2.0
 LAST_WORD_S: Final = 60.0
 
 
 def run(config: Config) -> int:
     """Train until the run ends or a signal comes. The result is the exit code."""
-    return trio.run(_main, config)
+    return trio.run(train, config)
 
 
-async def _main(config: Config) -> int:
+async def train(config: Config) -> int:
+    """The same within a loop that runs already."""
     join = load_join(config, "trainer")
     if join.run_private_key is None:
         raise ConfigError(
-            "holds no run key, so adapters cannot be signed",
+            f"the join line lacks the private key of run {join.run!r}, which signs adapters",
             where="link.join",
-            fix="Make it on the machine where `run create` ran",
+            fix=f"On the machine where `asyncgrpo-agent run create {join.run}` ran, complete it:"
+            " asyncgrpo-agent join add-key FILE --output trainer.join; start with that file here",
         )
     digest = await trio.to_thread.run_sync(model_digest, Path(config.model.path))
-    bucket_folder = Path(config.bucket.path) / join.run
-    attempts = await trio.to_thread.run_sync(bucket.list_attempts, bucket_folder)
+    host = BucketHost(config.bucket.path, join.run, config.agent)
+    async with bucket_mounted(config), host.running() as bucket:
+        return await _run_agent(config, join, digest, bucket)
+
+
+async def _run_agent(config: Config, join: Join, digest: str, bucket: BucketHost) -> int:
+    attempts = await bucket.list_attempts()
     with History(history_file(config.state_dir, join.run)) as history:
-        agent = TrainerAgent(config, join, digest, history)
+        agent = TrainerAgent(config, join, digest, history, bucket)
         agent.link.attempt_seen = attempts[-1].number if attempts else 0
         try:
             with trio.CancelScope() as scope:
@@ -84,7 +101,10 @@ async def _stop_on_signal(scope: trio.CancelScope, agent: TrainerAgent) -> None:
             agent.outcome = f"stopped by {signal.Signals(number).name}"
             log.info("trainer.stopping", signal=signal.Signals(number).name)
             notifier.stopping()
-            scope.cancel()
+            if agent.is_training and not agent.training.cancel_called:
+                agent.training.cancel()  # what TRL waits for goes on until it has saved
+            else:
+                scope.cancel()
 
 
 @dataclass
@@ -95,20 +115,22 @@ class TrainerAgent:
     join: Join
     digest: str
     history: History
+    bucket: BucketHost
     stopping: bool = False
     succeeded: bool = False
     outcome: str = ""
-    step: int = 0
     rollouts: int = 0
     rollouts_failed: int = 0
-    _fleet: m.Fleet | None = None
-    _fleet_changed: trio.Event = field(default_factory=trio.Event)
-    _stepped_at: float = 0.0
+    is_training: bool = False
+    training: trio.CancelScope = field(default_factory=trio.CancelScope)
+    """Of TRL alone: the gateway and the link outlive it."""
 
     def __post_init__(self) -> None:
         instance = new_instance()
         rng = SystemRandom()
         self._rng = rng
+        self.fleet_view = FleetView(self.config, self.join.run, self.record)
+        self.stall = StallWatch(self.config.trainer.stall_s, self.join.run, self._is_held_up)
         self.addresses = ProxyAddresses(self.config, self.join)
         self.link = TrainerLink(
             self.join,
@@ -118,15 +140,56 @@ class TrainerAgent:
             self._on_message,
             self._on_registered,
             self.addresses.remember,
+            max_staleness=max_staleness(self.config),
+            base_model=self.config.model_name,
+            model_digest=self.digest,
+            allow_quantized=self.config.trainer.allow_quantized_replicas,
         )
-        self.adapters = Adapters(self.config, self.join, self.link, self.digest, self.record)
+        turns = Turns()
+        self.supplier = Supplier(
+            join=self.join,
+            link=self.link,
+            bucket=self.bucket,
+            turns=turns,
+            staging_dir=self.config.state_dir / "supply" / self.join.run,
+            max_rank=self.fleet_view.max_rank,
+            record=self.record,
+        )
+        self.adapters = Adapters(
+            self.config,
+            self.join,
+            self.link,
+            self.bucket,
+            turns,
+            self.digest,
+            self.record,
+            self.fleet_view.max_rank,
+            self.supplier.published,
+        )
+        self.retention = Retention(
+            self.config.bucket, self.adapters, self.bucket, turns, self.record
+        )
+        self.checkpoints = Checkpoints(
+            self.config,
+            self.join,
+            self.link,
+            self.bucket,
+            turns,
+            self.digest,
+            self.record,
+            settings_of(self.config),
+        )
+        self.resumption = Resumption(self.config, self.join, self.bucket, self.digest)
         self.gateway = Gateway(
             self, instance=instance, request_timeout_s=self.config.trainer.request_timeout_s
         )
 
     def record(self, kind: str, **fields: object) -> None:
-        """Add to the run's history."""
-        self.history.record(kind, time.time(), **fields)  # noqa: TID251 - a role reads the clock
+        """Add to the run's history, which the run does not depend on."""
+        try:
+            self.history.record(kind, time.time(), **fields)  # noqa: TID251 - a role reads the clock
+        except OSError as error:
+            log.warning("history.unwritten", kind=kind, error=error.strerror)
 
     async def run(self) -> None:
         """From the first dial to the end of TRL."""
@@ -134,22 +197,17 @@ class TrainerAgent:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stay_registered)
             nursery.start_soon(self.adapters.retire_idle)
+            nursery.start_soon(self.supplier.run)
+            nursery.start_soon(self.retention.run)
+            resumed = await self._resume()
+            nursery.start_soon(self.checkpoints.run)
             await nursery.start(self._serve_gateway, listeners)
-            job = write_job(self.config, self.join.run, url)
-            async with trio.open_nursery() as first:
-                first.start_soon(self._check_job, job)
-                first.start_soon(self._wait_for_replicas)
-            self.record(
-                "started",
-                attempt=self.link.attempt,
-                run=self.join.run,
-                max_steps=self.config.train.passthrough.get("max_steps"),
-            )
-            notifier.ready()
             try:
-                await self._train(job)
-                with trio.move_on_after(LAST_WORD_S):  # replicas wait for the word that it is over
-                    await self.link.registered()
+                if not resumed.finished:
+                    await self._begin(url, resumed)
+                if self.succeeded:  # replicas wait for the word that it is over
+                    with trio.move_on_after(LAST_WORD_S):
+                        await self.link.registered()
             except BaseException as error:
                 self.outcome = self.outcome or _first_words(error)
                 raise
@@ -158,12 +216,52 @@ class TrainerAgent:
                     self._record_totals()
                     await self.link.tell(m.RunEnded(self.succeeded, self.outcome))
                     await self.link.leave(self.outcome)
+                await self.checkpoints.finish()
+            if self.succeeded:
+                await self.retention.last_round()
             nursery.cancel_scope.cancel()
 
-    async def _stay_registered(self) -> None:
-        await stay_registered(
-            self.addresses, self.join, role="trainer", serve=self._serve_link, rng=self._rng
+    async def _resume(self) -> Resumed:
+        """Where this attempt goes on."""
+        resumed = await self.resumption.prepare()
+        self.checkpoints.leave_earlier_ones(but=None if resumed.is_mirrored else resumed.step)
+        self.stall.step = resumed.step
+        if resumed.folder is not None:
+            self.record(
+                "resumed",
+                step=resumed.step,
+                source=resumed.source,
+                finished=resumed.finished,
+            )
+        if resumed.finished:
+            self.succeeded, self.outcome = True, f"training had ended at step {resumed.step}"
+            log.info("run.finished", step=resumed.step, fix="To go on, raise train.max_steps")
+        return resumed
+
+    async def _begin(self, url: str, resumed: Resumed) -> None:
+        """From the checks to the end of TRL."""
+        job = write_job(self.config, self.join.run, url, resumed.folder)
+        async with trio.open_nursery() as first:
+            first.start_soon(self._check_job, job)
+            first.start_soon(self.fleet_view.wait_for_replicas)
+        await self.resumption.note_start(parse_attempt(self.link.attempt).number)
+        self.record(
+            "started",
+            attempt=self.link.attempt,
+            run=self.join.run,
+            max_steps=self.config.train.passthrough.get("max_steps"),
         )
+        notifier.ready()
+        await self._train(job)
+
+    async def _stay_registered(self) -> None:
+        try:
+            await stay_registered(
+                self.addresses, self.join, role="trainer", serve=self._serve_link, rng=self._rng
+            )
+        except AgentError as error:
+            self.outcome = error.what
+            raise
 
     async def _serve_link(self, link: Link) -> None:
         await self.link.serve(link)
@@ -197,57 +295,21 @@ class TrainerAgent:
         await run_job(self.config, job, check=True)
         log.info("train.checked")
 
-    async def _wait_for_replicas(self) -> None:
-        wanted, limit_s = self.config.trainer.min_replicas, self.config.trainer.wait_replicas_s
-        deadline = trio.current_time() + (limit_s or float("inf"))
-        while True:
-            ready = self._fleet.ready if self._fleet is not None else 0
-            if ready >= wanted:
-                log.info("replicas.ready", ready=ready)
-                return
-            rows = self._fleet.replicas if self._fleet is not None else []
-            states = {row.name: f"{row.state}: {row.reason}" for row in rows}
-            if trio.current_time() >= deadline:
-                raise ChildNotReadyError(
-                    f"{ready} of {wanted} replicas are ready after {limit_s:g} s",
-                    where=f"run {self.join.run}",
-                    fix=f"Replicas: {states or 'none has joined'}; see their logs",
-                )
-            log.info("replicas.awaited", ready=ready, wanted=wanted, states=states)
-            await self._fleet_change(min(deadline, trio.current_time() + TELL_WAITING_S), ready)
-
-    async def _fleet_change(self, deadline: float, ready: int) -> None:
-        """Until another number of replicas is ready, or the deadline."""
-        with trio.move_on_at(deadline):
-            while self._fleet is None or self._fleet.ready == ready:
-                await self._fleet_changed.wait()
-
     # --- TRL ------------------------------------------------------------------------------
 
     async def _train(self, job: Path) -> None:
-        self._stepped_at = trio.current_time()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch_stall)
-            await run_job(self.config, job, check=False)
-            nursery.cancel_scope.cancel()
-        self.succeeded, self.outcome = True, "training finished"
+        self.stall.heard()
+        self.is_training = True
+        with self.training:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self.stall.watch)
+                await run_job(self.config, job, check=False)
+                nursery.cancel_scope.cancel()
+            self.succeeded, self.outcome = True, "training finished"
+        self.is_training = False
 
-    async def _watch_stall(self) -> None:
-        """No step for `stall_s` while replicas are ready means that TRL hangs."""
-        limit_s = self.config.trainer.stall_s
-        if not limit_s:
-            return
-        while True:
-            await trio.sleep(min(limit_s, 5.0))
-            if self._fleet is None or self._fleet.ready == 0:
-                self._stepped_at = trio.current_time()
-            quiet_s = trio.current_time() - self._stepped_at
-            if quiet_s >= limit_s:
-                raise ChildNotReadyError(
-                    f"no training step for {quiet_s:.0f} s at step {self.step}",
-                    where=f"run {self.join.run}",
-                    fix="See train.log; trainer.stall_s sets the limit",
-                )
+    def _is_held_up(self) -> bool:
+        return self.fleet_view.ready == 0 or self.adapters.is_unwritten
 
     # --- what the proxy says ----------------------------------------------------------------
 
@@ -270,45 +332,28 @@ class TrainerAgent:
                     phases_s=ack.phases_s,
                     seconds=seconds,
                 )
+            case m.Supply(names=names):
+                self.supplier.asked([name for name in names if name in self.adapters.live])
             case _:
                 log.debug("message.ignored", message=type(message).__name__)
 
     def _take_fleet(self, fleet: m.Fleet) -> None:
-        before = {row.name: row.state for row in self._fleet.replicas} if self._fleet else {}
-        for row in fleet.replicas:
-            if before.pop(row.name, "") != row.state:
-                self.record("replica", name=row.name, state=row.state, reason=row.reason)
-        for name in before:
-            self.record("replica", name=name, state="GONE", reason="its link ended")
-        self._fleet = fleet
-        self._fleet_changed.set()
-        self._fleet_changed = trio.Event()
+        self.fleet_view.take(fleet)
+        self.supplier.link_sources = fleet.link_sources
 
     def _record_totals(self) -> None:
-        fleet = self._fleet
         self.record(
             "totals",
             rollouts=self.rollouts,
             rollouts_failed=self.rollouts_failed,
             resent=self.link.resent,
-            retried=fleet.retried if fleet else 0,
-            routed=fleet.routed if fleet else {},
-            held_s=fleet.held_s if fleet else 0.0,
-            replicas=[
-                {
-                    "name": r.name,
-                    "requests": r.requests,
-                    "failures": r.failures,
-                    "paused_s": r.paused_s,
-                }
-                for r in (fleet.replicas if fleet else [])
-            ],
+            **self.fleet_view.totals(),
         )
 
     # --- the gateway's backend --------------------------------------------------------------
 
     def fleet(self) -> m.Fleet | None:
-        return self._fleet
+        return self.fleet_view.now
 
     def base_model(self) -> str:
         return self.config.model_name
@@ -342,14 +387,22 @@ class TrainerAgent:
     def observe(self, event: dict[str, Any]) -> None:
         """The engine-side child reports metrics, phases and evaluations."""
         kind = str(event.get("kind", ""))
-        self._stepped_at = trio.current_time()
+        self.stall.heard()
         if kind == "metrics":
-            self.step = int(event.get("step", self.step))
-            notifier.status(f"step {self.step}")
+            step = int(event.get("step", self.stall.step))
+            self.stall.step = self.checkpoints.trl_step = step
+            notifier.status(f"step {step}")
         fields = {key: value for key, value in event.items() if key not in ("kind", "t")}
         self.record(kind, **fields)
         if kind == "phase":
             log.info("train.phase", phase=event.get("phase"))
+
+
+def max_staleness(config: Config) -> int:
+    """How many versions behind a rollout may be; unknown if TRL is about to refuse it."""
+    value = config.train.passthrough.get("max_staleness", DEFAULT_MAX_STALENESS)
+    is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return value if is_number else UNKNOWN_STALENESS
 
 
 def _first_words(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from asyncgrpo_agent.config.sections import Config
 from asyncgrpo_agent.errors import ChildExitedError
 from asyncgrpo_agent.procs import child, trl
 
-STOP_TRL_S: Final = 15.0
+STOP_TRL_S: Final = 15.0  # beside what it may take to save a checkpoint
 TRL_PATIENCE_S: Final = 15  # TRL must not give up on a rollout before the fleet does
 
 
@@ -23,12 +23,19 @@ def history_file(state_dir: Path, run_name: str) -> Path:
     return run_folder(state_dir, run_name) / "history.jsonl"
 
 
-def write_job(config: Config, run_name: str, gateway_url: str) -> Path:
-    """All that the engine-side child needs, as a file."""
+def write_job(
+    config: Config, run_name: str, gateway_url: str, checkpoint: Path | None = None
+) -> Path:
+    """All that the engine-side child needs, as a file. A run's own checkpoint goes before one that
+    `train.resume_from_checkpoint` names: that is where the run began."""
     train = config.train
+    resume = {} if checkpoint is None else {"resume_from_checkpoint": str(checkpoint)}
     job = {
+        "script": train.script,
+        "script_args": train.script_args,
         "model": config.model.path,
         "trust_remote_code": config.model.trust_remote_code,
+        "save_s": config.trainer.save_s,
         "dataset": train.dataset,
         "rewards": train.rewards,
         "python_path": train.python_path,
@@ -37,6 +44,7 @@ def write_job(config: Config, run_name: str, gateway_url: str) -> Path:
         "grpo": {
             **train.passthrough,
             "request_timeout": config.trainer.request_timeout_s + TRL_PATIENCE_S,
+            **resume,
         },
         "lora": train.lora,
         "eval": {
@@ -60,6 +68,9 @@ async def run_job(config: Config, job: Path, *, check: bool) -> None:
         check=check,
         python_path=config.train.python_path,
         scratch=job.parent,
+        launch=trl.Launch(
+            processes=config.train.processes, accelerate_config=config.train.accelerate_config
+        ),
     )
     log_file = job.with_name(f"{name}.log")
     async with child.started(
@@ -67,7 +78,7 @@ async def run_job(config: Config, job: Path, *, check: bool) -> None:
         argv,
         env=child.inherited({**additions, **config.engine.env}),
         log_file=log_file,
-        grace_s=STOP_TRL_S,
+        grace_s=STOP_TRL_S + config.trainer.save_s,
     ) as process:
         code = await process.wait()
     if code == 0:

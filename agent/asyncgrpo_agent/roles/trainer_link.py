@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+import msgspec
 import trio
 
 from asyncgrpo_agent import __version__
 from asyncgrpo_agent.core.join import Join
-from asyncgrpo_agent.errors import LinkError, PeerProtocolError
+from asyncgrpo_agent.errors import LinkError, PeerProtocolError, StreamResetError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.control import (
     FROM_ACCEPTOR,
@@ -25,12 +26,12 @@ from asyncgrpo_agent.net.control import (
     ControlChannel,
     read_envelope,
 )
-from asyncgrpo_agent.net.gateway import CompletedRollout
-from asyncgrpo_agent.net.http1 import error_response
 from asyncgrpo_agent.net.link import Link
+from asyncgrpo_agent.net.rollouts import CompletedRollout
 from asyncgrpo_agent.roles.registration import refusal_error
 from asyncgrpo_agent.wire import framing
 from asyncgrpo_agent.wire import messages as m
+from asyncgrpo_agent.wire.deadlines import ROLLOUTS, STRANGERS
 from asyncgrpo_agent.wire.headers import CONTROL_REQUEST, ROLLOUT_REQUEST
 from asyncgrpo_agent.wire.limits import AUTHENTICATED
 
@@ -38,6 +39,8 @@ log = Log(__name__)
 
 MAX_ANSWER_BYTES: Final = 64 << 20
 _RESEND_S: Final = 0.2  # mean pause before a rollout is sent again
+# More than the fleet gets, so that whoever lets the deadline pass can say why. TRL waits longer.
+_LATE_ANSWER_S: Final = 5.0
 
 Channel = ControlChannel[m.FromDialler, m.FromAcceptor]
 
@@ -56,6 +59,11 @@ class TrainerLink:
     attempt_seen: int = 0  # the highest number that the bucket holds anything of
     attempt: str = ""
     resent: int = 0
+    put_off: int = 0  # times that the proxy had no room for a rollout
+    max_staleness: int = -1  # of TRL's rollouts; -1 if it is not known
+    base_model: str = ""  # the name that TRL knows it by
+    model_digest: str = ""
+    allow_quantized: bool = False
     _leaving: bool = False
     _link: Link | None = None
     _control: Channel | None = None
@@ -93,7 +101,7 @@ class TrainerLink:
                 self._link = self._control = None
 
     async def _register(self, link: Link) -> Channel:
-        stream = await link.open(CONTROL_REQUEST)
+        stream = await link.open(CONTROL_REQUEST, STRANGERS)
         control: Channel = ControlChannel(stream, FROM_ACCEPTOR)
         hello = m.Hello(
             protocol=m.PROTOCOL,
@@ -105,6 +113,10 @@ class TrainerLink:
             token=self.join.token,
             attempt=self.attempt,
             attempt_seen=self.attempt_seen,
+            max_staleness=self.max_staleness,
+            base_model=self.base_model,
+            model_digest=self.model_digest,
+            allow_quantized=self.allow_quantized,
         )
         await control.send(hello)
         answer = await control.receive()
@@ -138,42 +150,70 @@ class TrainerLink:
         while self._link is None:
             await self._up.wait()
 
+    async def current(self) -> Link:
+        """The link as it is now, once the proxy has accepted this agent on it."""
+        while self._link is None:
+            await self.registered()
+        return self._link
+
     # --- rollouts -------------------------------------------------------------------------
 
     async def complete(self, rollout: m.Rollout, body: bytes) -> CompletedRollout:
         """The fleet's answer, over as many links as it takes until the rollout's deadline."""
         deadline = trio.current_time() + rollout.deadline_s
-        reason = "the proxy was not reached"
-        with trio.move_on_at(deadline):
-            while True:
-                await self.registered()
+        attempts = _Attempts()
+        with trio.move_on_at(deadline + _LATE_ANSWER_S):
+            while trio.current_time() < deadline:
                 link = self._link
                 if link is None:
+                    with trio.move_on_at(deadline):
+                        await self.registered()
                     continue
                 try:
-                    return await _exchange(link, rollout, body, deadline)
+                    answer = await _exchange(link, rollout, body, deadline, attempts)
+                    # TRL's own retries are few, so that it waits here as long as it may.
+                    pause_s = answer.retry_after_s * self.rng.uniform(0.5, 1.5)
+                    if not pause_s or trio.current_time() + pause_s >= deadline:
+                        return answer
+                    self.put_off += 1
+                    await trio.sleep(pause_s)
+                    continue
                 except LinkError as error:
-                    reason = str(error)
+                    attempts.failed(error)
                 self.resent += 1
-                log.info("rollout.resent", rollout=rollout.id, reason=reason)
+                log.info("rollout.resent", rollout=rollout.id, reason=attempts.reason)
                 await trio.sleep(self.rng.uniform(0, 2 * _RESEND_S))
-        return _failure(504, f"no answer within {rollout.deadline_s:g} s: {reason}", "gateway")
+        return _failure(
+            504,
+            f"no answer within {rollout.deadline_s:g} s: {attempts.reason}",
+            may_have_run=attempts.may_have_run or attempts.sent,
+        )
+
+
+@dataclass(slots=True)
+class _Attempts:
+    """What became of a rollout that has no answer yet."""
+
+    reason: str = "the proxy was not reached"
+    may_have_run: bool = False  # in an attempt before
+    sent: bool = False  # in this one
+
+    def sending(self) -> None:
+        self.reason, self.sent = "the proxy has it and does not answer", True
+
+    def failed(self, error: LinkError) -> None:
+        unrun = isinstance(error, StreamResetError) and error.safe_to_retry
+        self.may_have_run |= self.sent and not unrun
+        self.reason, self.sent = str(error), False
 
 
 async def _exchange(
-    link: Link, rollout: m.Rollout, body: bytes, deadline: float
+    link: Link, rollout: m.Rollout, body: bytes, deadline: float, attempts: _Attempts
 ) -> CompletedRollout:
-    left_s = max(0.0, deadline - trio.current_time())
-    envelope = m.Rollout(
-        id=rollout.id,
-        path=rollout.path,
-        model=rollout.model,
-        blocks=rollout.blocks,
-        prompt_tokens=rollout.prompt_tokens,
-        max_tokens=rollout.max_tokens,
-        deadline_s=left_s,
-    )
-    async with await link.open(ROLLOUT_REQUEST) as stream:
+    async with await link.open(ROLLOUT_REQUEST, ROLLOUTS) as stream:
+        attempts.sending()
+        left_s = max(0.0, deadline - trio.current_time())
+        envelope = msgspec.structs.replace(rollout, deadline_s=left_s)
         await stream.send(framing.encode(envelope) + body)
         await stream.end()
         await stream.response()
@@ -182,27 +222,34 @@ async def _exchange(
         while chunk := await stream.receive():
             content += chunk
             if len(content) > MAX_ANSWER_BYTES:
-                return _failure(502, f"an answer of over {MAX_ANSWER_BYTES} bytes", "gateway")
-    if answer.hop and not content:
-        return _failure(answer.status, answer.reason, answer.hop)
+                return _failure(502, f"an answer of over {MAX_ANSWER_BYTES} bytes")
     plain = _inflate(bytes(content)) if answer.encoding == "deflate" else bytes(content)
-    return CompletedRollout(status=answer.status, content_type=answer.content_type, body=plain)
-
-
-def _inflate(data: bytes) -> bytes:
-    """At most MAX_ANSWER_BYTES come out, however small the input was made."""
-    inflater = zlib.decompressobj()
-    plain = inflater.decompress(data, MAX_ANSWER_BYTES)
-    if not inflater.eof:
-        raise PeerProtocolError("a compressed answer that is cut or too large")
-    return plain
-
-
-def _failure(status: int, reason: str, hop: str) -> CompletedRollout:
-    response = error_response(status, reason, kind="rollout_failed", hop=hop)
+    if plain is None:
+        return _failure(502, "a compressed answer that is cut, corrupt or too large")
     return CompletedRollout(
-        status=response.status, content_type=response.content_type, body=response.body
+        status=answer.status,
+        content_type=answer.content_type,
+        body=plain,
+        hop=answer.hop,
+        may_have_run=answer.may_have_run or attempts.may_have_run,
+        reason=answer.reason,
+        replica=answer.replica,
+        retry_after_s=answer.retry_after_s,
     )
+
+
+def _inflate(data: bytes) -> bytes | None:
+    """At most MAX_ANSWER_BYTES come out, however small the input was made; None if it is bad."""
+    inflater = zlib.decompressobj()
+    try:
+        plain = inflater.decompress(data, MAX_ANSWER_BYTES)
+    except zlib.error:
+        return None
+    return plain if inflater.eof else None
+
+
+def _failure(status: int, reason: str, *, may_have_run: bool = True) -> CompletedRollout:
+    return CompletedRollout(status=status, hop="gateway", may_have_run=may_have_run, reason=reason)
 
 
 async def _refuse_stream(stream: object) -> None:

@@ -1,0 +1,42 @@
+"""TRL that hangs: it says nothing for too long, while everything that it needs is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from asyncgrpo_agent.errors import ChildNotReadyError
+
+LOOK_S: Final = 5.0
+
+
+@dataclass(slots=True)
+class StallWatch:
+    """`is_held_up` tells whether TRL waits for others, whose time does not count."""
+
+    limit_s: float  # 0: for ever
+    run: str
+    is_held_up: Callable[[], bool]
+    step: int = 0
+    _heard_at: float = 0.0
+
+    def heard(self) -> None:
+        """TRL has begun, or has done something."""
+        self._heard_at = trio.current_time()
+
+    async def watch(self) -> None:
+        """As long as TRL runs. Raises ChildNotReadyError."""
+        while self.limit_s:
+            await trio.sleep(min(self.limit_s, LOOK_S))
+            if self.is_held_up():
+                self.heard()
+            quiet_s = trio.current_time() - self._heard_at
+            if quiet_s >= self.limit_s:
+                raise ChildNotReadyError(
+                    f"no training step for {quiet_s:.0f} s at step {self.step}",
+                    where=f"run {self.run}",
+                    fix="See train.log; trainer.stall_s sets the limit",
+                )

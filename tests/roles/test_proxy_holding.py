@@ -1,0 +1,88 @@
+"""Held rollouts: who is called when a place becomes free, and how long some waited."""
+
+from __future__ import annotations
+
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from asyncgrpo_agent.roles.proxy_holding import QUEUE_BYTES, Held, Holding
+from asyncgrpo_agent.roles.proxy_run import ProxyRun
+
+
+def holding_of(*models: str) -> tuple[Holding, list[Held]]:
+    holding, all_held = Holding(), [Held(model=model) for model in models]
+    for held in all_held:
+        holding.enter(held, now=0.0)
+    return holding, all_held
+
+
+def called(all_held: list[Held]) -> list[bool]:
+    return [held.called for held in all_held]
+
+
+def test_a_place_calls_the_first_that_can_use_it() -> None:
+    holding, all_held = holding_of("v1", "v2", "v2")
+    holding.call_one(lambda model: model == "v2")
+    assert called(all_held) == [False, True, False]
+    holding.call_one(lambda model: model == "v2")
+    assert called(all_held) == [False, True, True]
+    holding.call_one(lambda model: model == "v2")
+    assert called(all_held) == [False, True, True]
+
+
+def test_a_change_calls_all() -> None:
+    run = ProxyRun("demo")
+    held = Held(model="v1")
+    run.holding.enter(held, now=0.0)
+    run.wake()
+    assert held.called
+
+
+def test_time_is_counted_while_any_waits() -> None:
+    holding, (first, second) = holding_of("v1", "v1")
+    holding.leave(first, now=2.0)
+    assert (holding.waiting, holding.total_s(3.0)) == (1, 3.0)
+    holding.leave(second, now=4.0)
+    assert (holding.waiting, holding.total_s(9.0)) == (0, 4.0)
+
+
+async def test_a_call_wakes_even_if_it_comes_early(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    held, began = Held(model="v1"), trio.current_time()
+    held.call()
+    await held.wait(began + 5)
+    assert trio.current_time() == began
+    held.called = False
+    nursery.start_soon(held.wait, trio.current_time() + 5)
+    await wait_all_tasks_blocked()
+    held.call()
+    await wait_all_tasks_blocked()
+    assert not nursery.child_tasks
+
+
+async def test_nobody_called_waits_until_the_deadline(autojump_clock: MockClock) -> None:
+    began = trio.current_time()
+    await Held(model="v1").wait(began + 5)
+    assert trio.current_time() == began + 5
+
+
+def test_a_queue_is_full_by_count_or_by_bytes() -> None:
+    holding, _ = holding_of("v1", "v2")
+    assert not holding.is_full(3, 100)
+    assert holding.is_full(2, 100)
+    assert holding.is_full(3, QUEUE_BYTES + 1)
+
+
+def test_one_that_came_behind_is_called_when_one_before_it_has_its_place() -> None:
+    holding, (first,) = holding_of("v1")
+    behind = Held(model="v1", is_behind=True)
+    holding.enter(behind, now=0.0)
+    assert holding.is_awaited("v1")
+    holding.looks(first)
+    holding.leave(first, now=1.0)
+    holding.placed("v1")
+    assert behind.called
+    holding.looks(behind)
+    holding.leave(behind, now=1.0)
+    assert not holding.is_awaited("v1")

@@ -1,0 +1,75 @@
+"""Benchmarks run to their end and report what they promise; how fast they are is not asked here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess  # noqa: TID251 - as a user starts them
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fakes.fleet import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+def bench(name: str, *arguments: str, target: Path) -> dict[str, Any]:
+    """The numbers of one benchmark."""
+    subprocess.run(
+        [sys.executable, ROOT / "scripts/benchmarks" / f"{name}.py", *arguments, "--json", target],
+        check=True,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}/agent:{ROOT}/tests"},
+    )
+    found: dict[str, Any] = json.loads(target.read_text())
+    return found
+
+
+@pytest.mark.parametrize("source", ["bucket", "link"])
+def test_sync(tmp_path: Path, source: str) -> None:
+    options = ("--mount=dir", "--size-mb=1", "--rounds=2", f"--source={source}")
+    found = bench("sync", *options, target=tmp_path / "sync.json")
+    ours, reference = found["ours"], found["reference"]
+    assert 0 < ours["first_p50_s"] <= ours["p50_s"] <= ours["p95_s"]
+    assert ours["first_p50_s"] <= ours["quorum_p50_s"]
+    assert 0 < reference["p50_s"] <= reference["p95_s"]
+    assert reference["tokens_during_over_before"] < ours["tokens_during_over_before"]
+    phases = ["uploaded", "announced", "visible", "copied", "verified", "loaded", "acked"]
+    assert [name for name in phases if name in ours["phases"]] == list(ours["phases"])
+    assert {"uploaded", "loaded", "acked"} <= ours["phases"].keys()
+    assert found["failed_rollouts"] == 0
+    assert 0 < found["mount_worker_rss_mb"] < found["agent_rss_mb"]
+
+
+def test_proxy(tmp_path: Path) -> None:
+    windows = ("--seconds=0.5", "--rounds=1", "--connections=8", "--place-s=2", "--fleets=2")
+    loads = ("--hold-requests=40", "--hold-s=1", "--place-requests=40", "--no-baseline")
+    found = bench("proxy", *windows, *loads, target=tmp_path / "proxy.json")
+    assert found["saturate"].keys() == {"rps", "cpu_us_gateway", "cpu_us_proxy"}
+    assert found["saturate"]["rps"] > 0
+    assert found["hold"]["failed"] == 0
+    assert found["hold"]["added_p50_ms"] <= found["hold"]["added_p99_ms"]
+    placed = found["place"]["2"]
+    assert placed["affinity"] + placed["spill"] + placed["unmatched"] == pytest.approx(1, abs=1e-3)
+    assert placed["affinity"] > placed["spill"] >= 0
+
+
+def test_run(tmp_path: Path) -> None:
+    times = ("--rounds=1", "--seconds=0.6", "--generate-s=0.4", "--train-s=0.2")
+    shape = ("--replicas=2", "--batch=16", "--in-flight=32", "--size-mb=1", "--slow-load-s=0.3")
+    found = bench("run", "--mount=dir", *times, *shape, target=tmp_path / "run.json")
+    for case in (found, found["slow"]):
+        assert list(case["ours"]) == ["0", "0.5", "1"]
+        for row in (*case["ours"].values(), case["reference"]):
+            assert row["samples_per_s"] == pytest.approx(16 * row["steps_per_s"], rel=0.01)
+            assert row["tokens_per_s"] > 0
+            assert row["sync_p50_s"] <= row["sync_p95_s"]
+            assert 0 <= row["staleness_mean"] <= row["staleness_max"] <= 4
+            assert row["failed_rollouts"] == 0
+        assert [row["paused_s"] for row in case["ours"].values()] == [0, 0, 0]
+        assert case["reference"]["paused_s"] > 0
+        assert case["ratio"] > 0
+    assert found["slow"]["ours"]["0"]["sync_p50_s"] < found["slow"]["ours"]["1"]["sync_p50_s"]
+    assert found["slow"]["reference"]["sync_p50_s"] > 0.3
