@@ -19,6 +19,7 @@ import trio
 from asyncgrpo_agent.errors import AgentError, LinkClosedError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.link import Link, leaves
+from asyncgrpo_agent.net.socket_stream import DirectStream
 from asyncgrpo_agent.net.sockets import join_address, set_liveness
 from asyncgrpo_agent.net.stranger_log import StrangerLog
 from asyncgrpo_agent.net.tls import secure_server
@@ -167,7 +168,7 @@ class _Door:
 
         began = trio.current_time()
         try:
-            stream, alpn = await secure_server(transport, self._context, PROTOCOLS)
+            stream, alpn = await secure_server(DirectStream(transport), self._context, PROTOCOLS)
             # On a replica's link the roles are reversed: the dialler serves, we open streams.
             client = alpn == ALPN_REVERSED
             session = Session(client=client, limits=PRE_AUTH, now=trio.current_time())

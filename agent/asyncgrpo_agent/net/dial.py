@@ -24,6 +24,7 @@ from asyncgrpo_agent.net.connect_proxy import (
     secure_proxy,
 )
 from asyncgrpo_agent.net.link import Link, leaves
+from asyncgrpo_agent.net.socket_stream import DirectStream
 from asyncgrpo_agent.net.sockets import join_address, parse_address, set_liveness
 from asyncgrpo_agent.net.tls import secure_client
 from asyncgrpo_agent.wire.limits import PRE_AUTH
@@ -73,7 +74,7 @@ async def _connect(
     return stream
 
 
-async def _open_tcp(host: str, port: int, where: str) -> trio.SocketStream:
+async def _open_tcp(host: str, port: int, where: str) -> DirectStream:
     try:
         with trio.fail_after(TCP_CONNECT_S):
             stream = await trio.open_tcp_stream(host, port)
@@ -87,7 +88,7 @@ async def _open_tcp(host: str, port: int, where: str) -> trio.SocketStream:
     except OSError as error:
         raise LinkError(f"cannot connect: {_first_cause(error)}", where=where) from error
     set_liveness(stream)
-    return stream
+    return DirectStream(stream)
 
 
 def _first_cause(error: OSError) -> str:

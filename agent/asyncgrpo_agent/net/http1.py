@@ -27,12 +27,14 @@ import trio
 from asyncgrpo_agent.errors import AgentError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.http1_heads import PlainHead, read_head, write_head
+from asyncgrpo_agent.net.socket_stream import DirectStream
 
 JSON: Final = "application/json"
 _READ_BYTES: Final = 64 << 10
 _PLAIN_BODY_BYTES: Final = 128 << 10  # larger ones are not kept in one piece before they are whole
 _AHEAD_BYTES: Final = 256 << 10  # beyond, nothing more is read and TCP pushes back
 _LINGER_S: Final = 2.0
+_LOOK_S: Final = 5.0  # how late the end of a wait may be noticed
 
 log = Log(__name__)
 
@@ -49,8 +51,7 @@ class Limits:
     write_s: float = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One whole request. Header names are lower case; repeated ones are joined with commas."""
 
     method: str
@@ -60,8 +61,7 @@ class Request:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
+class Response(msgspec.Struct, frozen=True, kw_only=True):
     """One whole answer; content-type and content-length are added to `headers`."""
 
     status: int
@@ -102,7 +102,7 @@ async def serve(
     """Serve on `listeners` until cancelled. `hop` names this server in the errors it answers."""
 
     async def serve_one(stream: trio.SocketStream) -> None:
-        await serve_connection(stream, handler, hop=hop, limits=limits)
+        await serve_connection(DirectStream(stream), handler, hop=hop, limits=limits)
 
     await trio.serve_listeners(serve_one, list(listeners), task_status=task_status)
 
@@ -141,8 +141,9 @@ class _Connection:
         self._ended = False  # the client sends no more
         self._arrivals = trio.lowlevel.ParkingLot()
         self._room = trio.lowlevel.ParkingLot()
-        self._scope: trio.CancelScope  # of the connection; its deadline is for waits on the client
-        self._handling: trio.CancelScope | None = None
+        self._scope: trio.CancelScope  # of the connection
+        self._due = math.inf  # of the wait on the client that is under way
+        self._handling = False
         self._plain = True  # the request at hand
         self._h11 = self._new_h11()  # of a request that is not
 
@@ -156,6 +157,7 @@ class _Connection:
         async with trio.open_nursery() as nursery:
             self._scope = nursery.cancel_scope
             nursery.start_soon(self._read)
+            nursery.start_soon(self._keep)
             try:
                 while await self._serve_request():
                     pass
@@ -174,10 +176,12 @@ class _Connection:
             return False
         if request is None:
             return False
-        response = await self._answer_while_connected(request)
-        if response is None:
+        if self._ended:
             log.debug("http.client_gone", hop=self._hop, path=request.path)
             return False
+        self._handling = True
+        response = await self._answer(request)
+        self._handling = False
         if self._plain:
             await self._write(write_head(response.status, _headers(response)) + response.body)
             return True
@@ -188,10 +192,20 @@ class _Connection:
         self._h11 = self._new_h11()
         return True
 
+    async def _keep(self) -> None:
+        """End the connection when the client makes us wait too long.
+
+        It looks now and then, since moving a deadline of trio's at every turn of every request
+        costs as much as parsing one.
+        """
+        while (left_s := self._due - trio.current_time()) > 0:  # noqa: ASYNC110 - see above
+            await trio.sleep(min(left_s, _LOOK_S))
+        self._scope.cancel()
+
     # --- reading -----------------------------------------------------------------------------
 
     async def _read(self) -> None:
-        """The stream's only reader. Its end cancels the handler, if one runs."""
+        """The stream's only reader. Its end is the connection's, handler and all, if one runs."""
         try:
             while data := await self._stream.receive_some(_READ_BYTES):
                 self._received += data
@@ -202,8 +216,9 @@ class _Connection:
             pass
         self._ended = True
         self._arrivals.unpark_all()
-        if self._handling is not None:
-            self._handling.cancel()
+        if self._handling:
+            log.debug("http.client_gone", hop=self._hop)
+            self._scope.cancel()
 
     async def _more(self) -> bool:
         """Wait until more was read; False at the client's end."""
@@ -220,9 +235,9 @@ class _Connection:
     async def _read_request(self) -> Request | None:
         """The next request, or None if the client has none."""
         if not self._received:
-            self._scope.deadline = trio.current_time() + self._limits.idle_s
+            self._due = trio.current_time() + self._limits.idle_s
             await self._more()
-            self._scope.deadline = math.inf
+        self._due = math.inf
         if not self._received:
             return None
         try:
@@ -285,16 +300,6 @@ class _Connection:
 
     # --- answering ---------------------------------------------------------------------------
 
-    async def _answer_while_connected(self, request: Request) -> Response | None:
-        """The handler's answer; None if the client went away first."""
-        response: Response | None = None
-        with trio.CancelScope() as self._handling:
-            if self._ended:
-                self._handling.cancel()
-            response = await self._answer(request)
-        self._handling = None
-        return response
-
     async def _answer(self, request: Request) -> Response:
         try:
             return await self._handler(request)
@@ -325,9 +330,8 @@ class _Connection:
 
     async def _write(self, output: bytes) -> None:
         """A client that does not read its answer in time loses the connection."""
-        self._scope.deadline = trio.current_time() + self._limits.write_s
+        self._due = trio.current_time() + self._limits.write_s
         await self._stream.send_all(output)
-        self._scope.deadline = math.inf
 
     async def _refuse(self, refusal: _RefusedRequestError) -> None:
         """Answer if the protocol still allows it, then read on for a moment.
@@ -344,8 +348,10 @@ class _Connection:
         await self._send(response, close=True)
         with trio.move_on_after(_LINGER_S):
             await self._stream.send_eof()
-            while await self._more():
-                self._take(len(self._received))
+            reads_on = True
+            while reads_on:
+                self._take(len(self._received))  # first: a full buffer keeps anything from coming
+                reads_on = await self._more()
 
 
 def _headers(response: Response) -> list[tuple[str, str]]:

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 _TOKEN: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
 _HEAD: Final = re.compile(
     rb"(GET|POST) (/[!-~]*) HTTP/1\.1\r\n((?:" + _TOKEN + rb":[ -~]*\r\n)+)\r\n"
 )
+_ANSWER_HEAD: Final = re.compile(
+    rb"HTTP/1\.1 ([2-5][0-9][0-9]) [ -~]*\r\n((?:" + _TOKEN + rb":[ -~]*\r\n)+)\r\n"
+)
+_NO_BODY: Final = frozenset((204, 304))  # whatever length they tell
 _DIGITS: Final = re.compile(r"[0-9]{1,15}")
 # They change how the request ends or what becomes of its connection.
 _NOT_PLAIN: Final = frozenset(
@@ -25,12 +30,20 @@ _NAME: Final = re.compile(_TOKEN.decode())
 _VALUE: Final = re.compile(r"(?:[!-~](?:[ -~\t]*[!-~])?)?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlainHead:
+class PlainHead(msgspec.Struct, frozen=True, kw_only=True):
     """A request whose body is `body_bytes` long, behind `head_bytes`; the connection stays."""
 
     method: str
     target: str
+    headers: dict[str, str]
+    head_bytes: int
+    body_bytes: int
+
+
+class PlainAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer whose body is `body_bytes` long, behind `head_bytes`; the connection stays."""
+
+    status: int
     headers: dict[str, str]
     head_bytes: int
     body_bytes: int
@@ -41,15 +54,11 @@ def read_head(data: bytes | bytearray, max_bytes: int) -> PlainHead | None:
     match = _HEAD.match(data, 0, max_bytes)
     if match is None:
         return None
-    headers: dict[str, str] = {}
-    for line in match[3].decode("ascii").split("\r\n")[:-1]:
-        name, _, value = line.partition(":")
-        name = name.lower()
-        if name in headers or name in _NOT_PLAIN:
-            return None
-        headers[name] = value.strip(" ")
+    headers = _plain_headers(match[3])
+    if headers is None or "host" not in headers:
+        return None
     length = headers.get("content-length", "0")
-    if "host" not in headers or not _DIGITS.fullmatch(length):
+    if not _DIGITS.fullmatch(length):
         return None
     return PlainHead(
         method=match[1].decode(),
@@ -58,6 +67,38 @@ def read_head(data: bytes | bytearray, max_bytes: int) -> PlainHead | None:
         head_bytes=match.end(),
         body_bytes=int(length),
     )
+
+
+def read_answer_head(data: bytes | bytearray, max_bytes: int) -> PlainAnswer | None:
+    """The same for the head of an answer to GET or POST, which must tell its body's length."""
+    match = _ANSWER_HEAD.match(data, 0, max_bytes)
+    if match is None:
+        return None
+    headers = _plain_headers(match[2])
+    status = int(match[1])
+    if (
+        headers is None
+        or status in _NO_BODY
+        or not _DIGITS.fullmatch(headers.get("content-length", ""))
+    ):
+        return None
+    return PlainAnswer(
+        status=status,
+        headers=headers,
+        head_bytes=match.end(),
+        body_bytes=int(headers["content-length"]),
+    )
+
+
+def _plain_headers(lines: bytes) -> dict[str, str] | None:
+    headers: dict[str, str] = {}
+    for line in lines.decode("ascii").split("\r\n")[:-1]:
+        name, _, value = line.partition(":")
+        name = name.lower()
+        if name in headers or name in _NOT_PLAIN:
+            return None
+        headers[name] = value.strip(" ")
+    return headers
 
 
 def write_head(status: int, headers: Sequence[tuple[str, str]]) -> bytes:
