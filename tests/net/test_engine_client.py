@@ -13,7 +13,7 @@ from trio import socket
 from trio.testing import MockClock
 
 from asyncgrpo_agent.errors import EngineError
-from asyncgrpo_agent.net import engine_client
+from asyncgrpo_agent.net import exchanges
 from asyncgrpo_agent.net.engine_client import Counters, EngineClient
 from fakes.adapters import write_adapter
 from fakes.vllm import FakeVllm
@@ -98,7 +98,7 @@ async def test_a_deadline_is_an_error_and_aborts(
 async def test_an_answer_over_the_limit_is_refused(
     client: EngineClient, fake: FakeVllm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_client, "MAX_ANSWER_BYTES", 200)
+    monkeypatch.setattr(exchanges, "MAX_ANSWER_BYTES", 200)
     for tokens in (10, 400):
         with pytest.raises(EngineError, match="over the limit of 200 bytes"):
             await client.complete(COMPLETIONS, body(max_tokens=tokens), 10)

@@ -1,4 +1,4 @@
-"""Client to one vLLM over its Unix socket; `net.upstream` has that to one with a URL.
+"""Client to one vLLM: over its Unix socket, or over what `net.upstream` makes for a URL.
 
 vLLM does not stream here, so the first byte of an answer comes with its last token; cancelling a
 call closes its connection, on which vLLM aborts the request. Every failure is an EngineError whose
@@ -10,32 +10,31 @@ All names of vLLM's routes, fields and metrics that the agent relies on are in t
 from __future__ import annotations
 
 import math
-import ssl
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-import httpcore
 import msgspec
 import trio
 
 from asyncgrpo_agent.errors import EngineError
+from asyncgrpo_agent.net.exchanges import (
+    Answer,
+    AnswerTooLargeError,
+    ClosedEarlyError,
+    Exchanger,
+    HeaderLines,
+    NoAnswerError,
+)
+from asyncgrpo_agent.net.unix_exchanger import UnixExchanger
 
 COMPLETION_PATHS: Final = frozenset({"/v1/completions", "/v1/chat/completions"})
-MAX_ANSWER_BYTES: Final = 64 << 20
-_KEEPALIVE_S: Final = 3.0  # uvicorn closes idle connections after 5 s
-# httpcore's bookkeeping is quadratic in idle connections, and a Unix connect is cheap.
-_IDLE_CONNECTIONS: Final = 4
 _CONTROL_S: Final = 30.0
 _LOAD_S: Final = 120.0  # large adapters, and a scheduler that is busy
 _SERVER_INFO_S: Final = 120.0  # vLLM runs `pip list` for it
 _HEALTH_S: Final = 5.0
 MEASURED_TOKENS: Final = 16
 _REASON_CHARS: Final = 1000
-_OPENED: Final = frozenset(
-    {"connection.connect_unix_socket.complete", "connection.connect_tcp.complete"}
-)
 _STALE_S: Final = 5.0  # after which a request that fails had reached somebody, and may have run
 
 T = TypeVar("T")
@@ -85,67 +84,20 @@ class Counters:
     kv_used: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    status: int
-    content_type: str
-    body: bytes
-
-
-class _Body:
-    """A request's body. httpcore's own is a generator, which a failed write would leave behind for
-    the garbage collector and trio to complain about."""
-
-    def __init__(self, data: bytes) -> None:
-        self._parts = [data]
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if not self._parts:
-            raise StopAsyncIteration
-        return self._parts.pop()
-
-
-class _ClosedEarlyError(Exception):
-    """The connection ended before the head of an answer came."""
-
-
-_TRANSPORT_ERRORS: Final = (
-    httpcore.NetworkError,
-    httpcore.ProtocolError,
-    httpcore.TimeoutException,
-    httpcore.ConnectionNotAvailable,
-    httpcore.ProxyError,
-)
-_UNSENT: Final = (httpcore.ConnectError, httpcore.ConnectTimeout, httpcore.ProxyError)
-
-
 class EngineClient:
     """One vLLM. Connections are opened when needed, so it may come and go under this client."""
 
     def __init__(
         self,
         where: str,
-        pool: httpcore.AsyncConnectionPool | None = None,
+        exchanger: Exchanger | None = None,
         *,
-        url: str = "http://vllm",
-        headers: Sequence[tuple[str, str]] = (("host", "vllm"),),
-        connect_s: float | None = None,
+        headers: HeaderLines = (("host", "vllm"),),
     ) -> None:
-        """`where` is the path of its socket, or what errors name if there is a `pool`."""
+        """`where` is the path of its socket, or what errors name if there is an `exchanger`."""
         self.headers = headers  # of every request
         self._where = where
-        self._url = url
-        self._timeout = {"connect": connect_s}
-        self._pool = pool or httpcore.AsyncConnectionPool(
-            uds=where,
-            max_connections=None,  # the replica's capacity is the limit
-            max_keepalive_connections=_IDLE_CONNECTIONS,
-            keepalive_expiry=_KEEPALIVE_S,
-            network_backend=httpcore.TrioBackend(),
-        )
+        self._exchanger = exchanger or UnixExchanger(where)
 
     async def __aenter__(self) -> Self:
         return self
@@ -156,8 +108,7 @@ class EngineClient:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with trio.CancelScope(shield=True):  # closing Unix sockets does not wait for the peer
-            await self._pool.aclose()
+        await self._exchanger.aclose()
 
     # --- rollouts ----------------------------------------------------------------------------
 
@@ -269,7 +220,7 @@ class EngineClient:
         request: dict[str, Any] | None = None,
         *,
         timeout_s: float = _CONTROL_S,
-    ) -> _Answer:
+    ) -> Answer:
         """A call that must be answered 200."""
         body = b"" if request is None else msgspec.json.encode(request)
         answer = await self._call(method, path, body, timeout_s=timeout_s)
@@ -278,79 +229,29 @@ class EngineClient:
             raise self._error(f"{path} answered {answer.status}: {reason}", status=answer.status)
         return answer
 
-    async def _call(self, method: str, path: str, body: bytes, *, timeout_s: float) -> _Answer:
-        """One exchange, repeated once if a pooled connection turns out to have been closed."""
-        opened = False
-
-        async def note_opening(event: str, _: dict[str, Any]) -> None:
-            nonlocal opened
-            opened = opened or event in _OPENED
-
+    async def _call(self, method: str, path: str, body: bytes, *, timeout_s: float) -> Answer:
+        """One exchange, repeated once if a kept connection turns out to have been closed."""
+        headers = [*self.headers, ("content-type", "application/json")]
         began = trio.current_time()
         try:
             with trio.fail_after(timeout_s):
                 try:
-                    return await self._exchange(method, path, body, note_opening)
-                except _ClosedEarlyError:
-                    if opened or trio.current_time() - began > _STALE_S:
+                    return await self._exchanger.exchange(method, path, headers, body)
+                except ClosedEarlyError as error:
+                    if error.fresh or trio.current_time() - began > _STALE_S:
                         raise
-                    return await self._exchange(method, path, body, note_opening)
+                    return await self._exchanger.exchange(method, path, headers, body)
         except trio.TooSlowError as error:
             raise self._error(f"{path} was not answered within {timeout_s:g} s") from error
-        except _ClosedEarlyError as error:
-            raise self._error(f"{path} failed: {_reason(error.__cause__)}") from error
-        except _TRANSPORT_ERRORS as error:
-            unsent = isinstance(error, _UNSENT)
-            reason = _reason(error)
-            raise self._error(f"{path} failed: {reason}", may_have_run=not unsent) from error
-
-    async def _exchange(self, method: str, path: str, body: bytes, trace: Any) -> _Answer:
-        request = httpcore.Request(
-            method,
-            f"{self._url}{path}",
-            headers=[
-                *self.headers,
-                ("content-type", "application/json"),
-                ("content-length", str(len(body))),
-            ],
-            content=_Body(body),
-            extensions={"trace": trace, "timeout": self._timeout},
-        )
-        try:
-            response = await self._pool.handle_async_request(request)
-        except (httpcore.ReadError, httpcore.RemoteProtocolError) as error:
-            raise _ClosedEarlyError from error
-        try:
-            content = await self._read(response)
-        finally:
-            await response.aclose()
-        headers = {name.lower(): value for name, value in response.headers}
-        return _Answer(
-            response.status, headers.get(b"content-type", b"").decode("latin-1"), content
-        )
-
-    async def _read(self, response: httpcore.Response) -> bytes:
-        """The body. Too large a one is cut by closing the connection under httpcore's generators,
-        which end at their next read; left half-way, they would wait for the garbage collector."""
-        chunks: list[bytes] = []
-        size = 0
-        try:
-            async for chunk in response.aiter_stream():
-                size += len(chunk)
-                if size > MAX_ANSWER_BYTES:
-                    await response.aclose()
-                else:
-                    chunks.append(chunk)
-        except httpcore.ReadError:
-            if size <= MAX_ANSWER_BYTES:
-                raise
-        if size > MAX_ANSWER_BYTES:
-            raise self._error(f"the answer is over the limit of {MAX_ANSWER_BYTES} bytes")
-        return b"".join(chunks)
+        except AnswerTooLargeError as error:
+            raise self._error(error.reason) from error
+        except NoAnswerError as error:
+            what = f"{path} failed: {error.reason}"
+            raise self._error(what, may_have_run=error.sent) from error
 
     # --- answers -----------------------------------------------------------------------------
 
-    def _decode(self, answer: _Answer, kind: type[T]) -> T:
+    def _decode(self, answer: Answer, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(answer.body, type=kind)
         except msgspec.MsgspecError as error:
@@ -377,18 +278,6 @@ class EngineClient:
 
     def _error(self, what: str, *, status: int = 0, may_have_run: bool = True) -> EngineError:
         return EngineError(what, status=status, may_have_run=may_have_run, where=self._where)
-
-
-def _reason(error: BaseException | None) -> str:
-    """The first words that the error or one of its causes has."""
-    kind = type(error).__name__
-    while error is not None:
-        if isinstance(error, ssl.SSLCertVerificationError):
-            return f"its certificate is refused: {error.verify_message}"
-        if str(error):
-            return str(error)
-        error = error.__cause__ or error.__context__
-    return kind
 
 
 def failure_message(body: bytes) -> str:

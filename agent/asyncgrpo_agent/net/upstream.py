@@ -18,6 +18,7 @@ import httpcore
 from asyncgrpo_agent.errors import ConfigError
 from asyncgrpo_agent.net.connect_proxy import choose_proxy, trust
 from asyncgrpo_agent.net.engine_client import EngineClient
+from asyncgrpo_agent.net.pool_exchanger import PoolExchanger
 from asyncgrpo_agent.net.sockets import (
     KEEPALIVE_IDLE_S,
     KEEPALIVE_INTERVAL_S,
@@ -44,10 +45,10 @@ def upstream_client(url: str, *, ca_file: str, environ: Mapping[str, str]) -> En
     base = url.rstrip("/")
     return EngineClient(
         base,
-        _pool(base, upstream_context(ca_file, environ), environ),
-        url=base,
+        PoolExchanger(
+            _pool(base, upstream_context(ca_file, environ), environ), base, connect_s=CONNECT_S
+        ),
         headers=headers_for(base, ""),
-        connect_s=CONNECT_S,
     )
 
 
