@@ -91,6 +91,10 @@ class StreamDeadlineError(StreamResetError):
     """One stream was ended here, because its peer took longer than the stream's deadlines allow."""
 
 
+class EngineHangsError(StreamResetError):
+    """One stream was ended here, because the engine behind it makes no tokens any more."""
+
+
 class ChildError(AgentError):
     """A child process failed."""
 

@@ -69,8 +69,8 @@ def test_a_repeated_model_cannot_be_smuggled_past() -> None:
     assert call.body_for("physical").count(b'"model"') == 1
 
 
-def test_ids_beyond_any_vocabulary_give_no_blocks() -> None:
-    assert parse({**TRL_BODY, "prompt": [2**70] * 16}).blocks_for("physical") == []
+def test_ids_beyond_any_vocabulary_do_no_harm() -> None:
+    assert len(parse({**TRL_BODY, "prompt": [2**70] * 16}).blocks_for("physical")) == 1
 
 
 def test_chat_is_estimated() -> None:

@@ -12,9 +12,11 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from statistics import fmean, quantiles
+
+from msgspec.structs import replace
 
 from asyncgrpo_agent.core import placement, replicas
 from asyncgrpo_agent.core.placement import Demand

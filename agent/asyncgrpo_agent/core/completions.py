@@ -7,7 +7,6 @@ re-rendered. An answer of megabytes is not parsed: vLLM writes `model` near its 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -29,14 +28,23 @@ class _Known(msgspec.Struct):
     stream: bool | None = None
 
 
+class _KnownIds(msgspec.Struct):
+    """The same of a request whose prompt is token ids, such as TRL's: read in one go."""
+
+    model: str
+    prompt: list[int]
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stream: bool | None = None
+
+
 _known_decoder = msgspec.json.Decoder(_Known)
-_ids_decoder = msgspec.json.Decoder(list[int])
+_ids_decoder = msgspec.json.Decoder(_KnownIds)
 _prompt_decoder: Final[msgspec.json.Decoder[prompts.Prompt]] = msgspec.json.Decoder(prompts.Prompt)
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionRequest:
+class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A completion or chat request. `max_tokens` is None where the client left it to vLLM."""
 
     model: str
@@ -51,36 +59,35 @@ class CompletionRequest:
         return msgspec.json.encode({**self.fields, "model": model})
 
     def blocks_for(self, model: str) -> list[int]:
-        """Block hashes of the prompt under `model`; none for ids that no vocabulary has."""
-        try:
-            return prompts.block_hashes(model, self.tokens)
-        except OverflowError:
-            return []
+        """Block hashes of the prompt under `model`."""
+        return prompts.block_hashes(model, self.tokens)
 
 
 def parse(body: bytes) -> CompletionRequest:
     """Raises msgspec.MsgspecError for a body that is no completion request."""
-    known = _known_decoder.decode(body)
-    tokens, prompt_tokens = _read_prompt(known.prompt)
+    known: _Known | _KnownIds
+    try:
+        known = _ids_decoder.decode(body)
+        tokens, prompt_tokens = known.prompt, len(known.prompt)
+    except msgspec.ValidationError:
+        known = _known_decoder.decode(body)
+        tokens, prompt_tokens = _read_prompt(known)
     max_tokens = known.max_completion_tokens
     return CompletionRequest(
         model=known.model,
         tokens=tokens,
-        prompt_tokens=prompt_tokens + prompts.estimate_tokens(len(bytes(known.messages))),
+        prompt_tokens=prompt_tokens,
         max_tokens=known.max_tokens if max_tokens is None else max_tokens,
         stream=bool(known.stream),
         fields=_fields_decoder.decode(body),
     )
 
 
-def _read_prompt(raw: msgspec.Raw) -> tuple[list[int], int]:
+def _read_prompt(known: _Known) -> tuple[list[int], int]:
     """The token ids of a single prompt given as such, and how many tokens there are in all."""
-    try:
-        tokens = _ids_decoder.decode(raw)  # TRL's
-    except msgspec.ValidationError:
-        prompt = _prompt_decoder.decode(raw)
-        return prompts.token_ids(prompt), prompts.count_tokens(prompt)
-    return tokens, len(tokens)
+    prompt = _prompt_decoder.decode(known.prompt)
+    chat_tokens = prompts.estimate_tokens(len(bytes(known.messages)))
+    return prompts.token_ids(prompt), prompts.count_tokens(prompt) + chat_tokens
 
 
 def with_model(body: bytes, *, old: str, new: str) -> bytes:

@@ -10,14 +10,14 @@ comes, which is its probe.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from asyncgrpo_agent.core.replicas import Fleet, Replica, State, takes_requests
 from asyncgrpo_agent.core.routing import Choice, PrefixRouter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """What placing a rollout needs to know of it."""
 
     model: str  # physical adapter name, or the base model's

@@ -3,20 +3,19 @@
 vLLM caches prompts in blocks of 16 tokens, each block named by all tokens up to its end. The hashes
 here are chained in the same way and seeded with the adapter's physical name, so that equal hashes
 mean an equal cached prefix. They are made by one process, the gateway, and only ever compared, so
-Python's own keyed hash does, at a tenth of a digest's cost. 48 bits keep envelopes small, and a
+Python's own hash does, at a tenth of a digest's cost. 48 bits keep envelopes small, and a
 collision costs one misplaced rollout, never a wrong answer.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 BLOCK_TOKENS: Final = 16
 MAX_BLOCKS: Final = 1024  # 16,384 tokens tell prompts apart; a longer list only swells envelopes
 _HASH_MASK: Final = (1 << 48) - 1
-_TOKEN_BYTES: Final = 8
 _TEXT_BYTES_PER_TOKEN: Final = 4
 
 Prompt = str | list[int | str | list[int]] | None
@@ -51,16 +50,10 @@ def estimate_tokens(text_bytes: int) -> int:
 
 
 def block_hashes(seed: str, tokens: Sequence[int]) -> list[int]:
-    """One chained hash for each whole block of `tokens`, at most MAX_BLOCKS.
-
-    Raises OverflowError for an id that no vocabulary has (64 bits and more).
-    """
-    whole = min(len(tokens) // BLOCK_TOKENS, MAX_BLOCKS) * BLOCK_TOKENS
-    data = array("q", tokens[:whole]).tobytes()
-    step = BLOCK_TOKENS * _TOKEN_BYTES
+    """One chained hash for each whole block of `tokens`, at most MAX_BLOCKS."""
     parent = hash(seed)
     hashes = []
-    for start in range(0, len(data), step):
-        parent = hash((parent, data[start : start + step]))
+    for block in islice(zip(*[iter(tokens)] * BLOCK_TOKENS, strict=False), MAX_BLOCKS):
+        parent = hash((parent, block))
         hashes.append(parent & _HASH_MASK)
     return hashes

@@ -18,8 +18,9 @@ Pure and deterministic; ties go to the replica whose last group is longest ago.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeVar
+
+import msgspec
 
 from asyncgrpo_agent.core.prefixes import MAX_BYTES, PrefixMap
 
@@ -50,8 +51,7 @@ class Candidate(Protocol):
 AnyCandidate = TypeVar("AnyCandidate", bound=Candidate)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
     replica: str
     why: Why
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Protocol, Self
 
+from asyncgrpo_agent.errors import StreamResetError
 from asyncgrpo_agent.wire.deadlines import StreamDeadlines
 from asyncgrpo_agent.wire.headers import Headers
 from asyncgrpo_agent.wire.messages import FromAcceptor
@@ -27,6 +28,9 @@ class Exchange(Readable, Protocol):
     async def send(self, data: bytes) -> None: ...
     async def end(self) -> None: ...
     async def response(self) -> Headers: ...
+    def give_up(self, error: StreamResetError) -> None:
+        """Reset it; whoever waits for the answer gets `error`."""
+
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
         self,

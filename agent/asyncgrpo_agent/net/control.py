@@ -14,7 +14,7 @@ import trio
 from asyncgrpo_agent.errors import LinkError
 from asyncgrpo_agent.net.carrier import Readable
 from asyncgrpo_agent.net.link import LinkStream
-from asyncgrpo_agent.wire.framing import MAX_MESSAGE_BYTES, Deframer, encode
+from asyncgrpo_agent.wire.framing import MAX_MESSAGE_BYTES, Deframer, encode, first_message
 from asyncgrpo_agent.wire.messages import (
     AdapterAnswer,
     AdapterBytes,
@@ -66,8 +66,12 @@ async def read_envelope(
     stream: Readable, decoder: msgspec.json.Decoder[TIn], max_bytes: int = MAX_MESSAGE_BYTES
 ) -> tuple[TIn, bytes]:
     """The envelope at the head of `stream`, and those bytes of the body that came along."""
+    data = await stream.receive()
+    if (whole := first_message(data, decoder, max_bytes)) is not None:
+        return whole
     deframer = Deframer(decoder)
     deframer.max_bytes = max_bytes
+    deframer.feed(data)
     envelope = await _next_message(stream, deframer)
     return envelope, deframer.take_rest()
 

@@ -22,7 +22,7 @@ from typing import Final, TypeVar
 import trio
 from h2.errors import ErrorCodes
 
-from asyncgrpo_agent.errors import AgentError, LinkClosedError, LinkError
+from asyncgrpo_agent.errors import AgentError, LinkClosedError, LinkError, StreamDeadlineError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.link_stream import LinkStream as LinkStream
 from asyncgrpo_agent.net.stranger_log import Severity, StrangerLog
@@ -148,18 +148,29 @@ class Link:
         """Open a stream, once the peer's limit allows one more. Raises LinkError.
 
         If the peer exceeds a deadline, the stream is reset and whoever waits gets a
-        StreamDeadlineError.
+        StreamDeadlineError; whoever waits here for longer than the whole stream may take, too.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        while True:
-            self.check()
-            if self._has_slot():
-                break
-            await self._slots.park()
+        self.check()
+        if not self._has_slot():
+            await self._wait_for_slot(deadlines.total_s)
         stream_id = self._session.open_stream(headers)
         stream = self._add(stream_id, headers, deadlines, inbound=False)
         self.touch()
         return stream
+
+    async def _wait_for_slot(self, most_s: float) -> None:
+        with trio.move_on_after(most_s):
+            while not self._has_slot():
+                await self._slots.park()
+                self.check()
+            return
+        raise StreamDeadlineError(
+            f"the peer allowed no more streams for {most_s:g} s",
+            code=ErrorCodes.CANCEL,
+            safe_to_retry=True,
+            where=self.peer,
+        )
 
     async def aclose(self, reason: str) -> None:
         """Send what can be sent, say goodbye and close, all within a few seconds."""

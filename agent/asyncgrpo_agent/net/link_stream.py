@@ -91,6 +91,9 @@ class LinkStream:
 
     async def send(self, data: bytes | memoryview) -> None:
         """Queue `data`, waiting at the high-water mark. Raises StreamResetError, LinkError."""
+        if len(data) <= SEND_BYTES:
+            await self.send_whole(data)
+            return
         whole = memoryview(data)  # cut without copying
         for start in range(0, len(data), SEND_BYTES):
             await self.send_whole(whole[start : start + SEND_BYTES])
@@ -130,6 +133,12 @@ class LinkStream:
             self._reset = self._reset_error(code, safe_to_retry=False, by="this side")
         self._discard()
         self._settle()
+
+    def give_up(self, error: StreamResetError) -> None:
+        """Reset the stream; whoever waits for it gets `error`."""
+        if not self.done:
+            self._reset = error
+        self.reset(error.code)
 
     def drop(self, code: int = ErrorCodes.CANCEL) -> None:
         """Nobody will use the stream again: reset it, unless an answer of ours is on its way."""
@@ -234,7 +243,8 @@ class LinkStream:
         self.handler_scope.cancel()  # first: once woken, a handler would get an error instead
         if not self.done:
             code, where = int(ErrorCodes.CANCEL), self._pump.peer
-            self._reset = StreamDeadlineError(reason, code=code, safe_to_retry=False, where=where)
+            error = StreamDeadlineError(reason, code=code, safe_to_retry=False, where=where)
+            self.give_up(error)
         self.reset(ErrorCodes.CANCEL)
 
     def on_writable(self) -> None:

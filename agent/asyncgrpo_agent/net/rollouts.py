@@ -8,10 +8,8 @@ replica's agent does.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -40,8 +38,7 @@ _REASON_CHARS: Final = 1000
 log = Log(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletedRollout:
+class CompletedRollout(msgspec.Struct, frozen=True, kw_only=True):
     """vLLM's answer, inflated, or an error of some hop."""
 
     status: int
@@ -85,7 +82,7 @@ def error_response(rollout: str, answer: CompletedRollout) -> Response:
     response = json_response(answer.status, {"error": error})
     if answer.retry_after_s:
         after = (("retry-after", str(math.ceil(answer.retry_after_s))),)
-        response = dataclasses.replace(response, headers=after)
+        response = msgspec.structs.replace(response, headers=after)
     return response
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 import trio
+from h2.errors import ErrorCodes
 
 from asyncgrpo_agent.core.replicas import Replica
-from asyncgrpo_agent.errors import LinkError
+from asyncgrpo_agent.errors import EngineHangsError, LinkError
 from asyncgrpo_agent.logs import Log
-from asyncgrpo_agent.net.carrier import Carrier, Teller
+from asyncgrpo_agent.net.carrier import Carrier, Exchange, Teller
 from asyncgrpo_agent.net.control import ControlChannel
 from asyncgrpo_agent.net.link import Link
 from asyncgrpo_agent.wire import messages as m
@@ -42,17 +42,7 @@ class ReplicaLink:
     charged_to: float = field(default_factory=trio.current_time)  # its time is counted up to then
     refusal: m.Refused | None = None  # why it has to go
     seated: trio.CancelScope = field(default_factory=trio.CancelScope)  # ends with its name
-    _awaited: set[trio.CancelScope] = field(default_factory=set)
-
-    @contextmanager
-    def answer_awaited(self) -> Iterator[trio.CancelScope]:
-        """A block that is cancelled when the replica's engine is found to hang."""
-        with trio.CancelScope() as scope:
-            self._awaited.add(scope)
-            try:
-                yield scope
-            finally:
-                self._awaited.discard(scope)
+    answering: set[Exchange] = field(default_factory=set)  # rollouts whose answer has yet to begin
 
     def refuse(self, refusal: m.Refused) -> None:
         """Have it told and its link closed."""
@@ -60,8 +50,16 @@ class ReplicaLink:
         self.seated.cancel()
 
     def give_up_on_answers(self) -> None:
-        for scope in self._awaited:
-            scope.cancel()
+        """Its engine was found to hang: whoever waits for an answer gets EngineHangsError."""
+        for exchange in list(self.answering):
+            exchange.give_up(
+                EngineHangsError(
+                    "its engine hangs",
+                    code=ErrorCodes.CANCEL,
+                    safe_to_retry=False,
+                    where=self.link.peer,
+                )
+            )
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,7 +8,6 @@ The proxy reads the envelope only, never a body.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -20,7 +19,7 @@ from asyncgrpo_agent.core.adapters import parse_name
 from asyncgrpo_agent.core.replicas import State
 from asyncgrpo_agent.core.routing import Choice
 from asyncgrpo_agent.core.upstreams import CUT, too_long_for
-from asyncgrpo_agent.errors import LinkError, StreamResetError
+from asyncgrpo_agent.errors import EngineHangsError, LinkError, StreamResetError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.carrier import Exchange
 from asyncgrpo_agent.net.control import ROLLOUT, ROLLOUT_ANSWER, read_envelope
@@ -45,8 +44,7 @@ _INTERNAL_ERROR: Final = 2  # RFC 9113, 7: the answer broke off, the request may
 _RETRY_STATUSES: Final = frozenset({500, 502, 503})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(msgspec.Struct, frozen=True, kw_only=True):
     """One rollout on its way. `deadline` is on trio's clock; `tried` names replicas that failed."""
 
     envelope: m.Rollout
@@ -63,8 +61,7 @@ class Request:
         return self.envelope.prompt_tokens + self.envelope.max_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True):
     """Why another replica should be tried."""
 
     reason: str
@@ -129,7 +126,7 @@ async def _answer(run: ProxyRun, stream: LinkStream, request: Request, queue_lim
             may_have_run=failure.may_have_run,
             reason=failure.reason,
         )
-        request = replace(
+        request = msgspec.structs.replace(
             request,
             tried=request.tried | {target.replica.name},
             failures=request.failures + 1,
@@ -165,12 +162,12 @@ async def _try(
         async with await target.link.open(ROLLOUT_REQUEST, ROLLOUTS) as upstream:
             sent = True
             await _send_request(upstream, request)
-            with target.answer_awaited() as scope:
+            target.answering.add(upstream)
+            try:
                 await upstream.response()
                 answer, rest = await read_envelope(upstream, ROLLOUT_ANSWER, MAX_HEAD_BYTES)
-            if scope.cancelled_caught:
-                ok = None  # it is SUSPECT already
-                return Failure("its engine hangs", may_have_run=True)
+            finally:
+                target.answering.discard(upstream)
             ok = answer.status < 500
             if not ok and request.failures >= OWN_FAULT_AFTER:
                 ok = None
@@ -194,6 +191,9 @@ async def _try(
             while chunk := await upstream.receive():
                 await stream.send(chunk)
             return None
+    except EngineHangsError as error:
+        ok = None  # it is SUSPECT already
+        return Failure(error.what, may_have_run=True)
     except LinkError as error:
         ok = False
         if begun:
@@ -295,8 +295,10 @@ def _choose(run: ProxyRun, request: Request) -> Choice | None:
 
 def _base_model(run: ProxyRun) -> str | None:
     """The name that all engines of the run serve their base model under."""
-    engines = (link.engine for link in run.links.values())
-    return next((engine.base_model for engine in engines if engine is not None), None)
+    for link in run.links.values():
+        if link.engine is not None:
+            return link.engine.base_model
+    return None
 
 
 def _is_ready(link: ReplicaLink) -> bool:

@@ -356,7 +356,7 @@ class TrainerAgent:
         return self.fleet_view.now
 
     def base_model(self) -> str:
-        return self.config.model_name
+        return self.link.base_model
 
     def physical_name(self, trl_name: str) -> str | None:
         return self.adapters.physical_name(trl_name)

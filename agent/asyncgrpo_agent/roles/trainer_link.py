@@ -18,7 +18,12 @@ import trio
 
 from asyncgrpo_agent import __version__
 from asyncgrpo_agent.core.join import Join
-from asyncgrpo_agent.errors import LinkError, PeerProtocolError, StreamResetError
+from asyncgrpo_agent.errors import (
+    LinkError,
+    PeerProtocolError,
+    StreamDeadlineError,
+    StreamResetError,
+)
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.control import (
     FROM_ACCEPTOR,
@@ -31,7 +36,7 @@ from asyncgrpo_agent.net.rollouts import CompletedRollout
 from asyncgrpo_agent.roles.registration import refusal_error
 from asyncgrpo_agent.wire import framing
 from asyncgrpo_agent.wire import messages as m
-from asyncgrpo_agent.wire.deadlines import ROLLOUTS, STRANGERS
+from asyncgrpo_agent.wire.deadlines import PROGRESS_S, STRANGERS, StreamDeadlines
 from asyncgrpo_agent.wire.headers import CONTROL_REQUEST, ROLLOUT_REQUEST
 from asyncgrpo_agent.wire.limits import AUTHENTICATED
 
@@ -162,27 +167,30 @@ class TrainerLink:
         """The fleet's answer, over as many links as it takes until the rollout's deadline."""
         deadline = trio.current_time() + rollout.deadline_s
         attempts = _Attempts()
-        with trio.move_on_at(deadline + _LATE_ANSWER_S):
-            while trio.current_time() < deadline:
-                link = self._link
-                if link is None:
-                    with trio.move_on_at(deadline):
-                        await self.registered()
-                    continue
-                try:
-                    answer = await _exchange(link, rollout, body, deadline, attempts)
-                    # TRL's own retries are few, so that it waits here as long as it may.
-                    pause_s = answer.retry_after_s * self.rng.uniform(0.5, 1.5)
-                    if not pause_s or trio.current_time() + pause_s >= deadline:
-                        return answer
-                    self.put_off += 1
-                    await trio.sleep(pause_s)
-                    continue
-                except LinkError as error:
-                    attempts.failed(error)
+        while (left_s := deadline - trio.current_time()) > 0:
+            link = self._link
+            if link is None:
+                with trio.move_on_at(deadline):
+                    await self.registered()
+                continue
+            try:
+                answer = await _exchange(link, rollout, body, left_s, attempts)
+            except LinkError as error:
+                if isinstance(error, StreamDeadlineError) and trio.current_time() >= deadline:
+                    break  # the attempt's own reason says more
+                attempts.failed(error)
                 self.resent += 1
                 log.info("rollout.resent", rollout=rollout.id, reason=attempts.reason)
                 await trio.sleep(self.rng.uniform(0, 2 * _RESEND_S))
+                continue
+            if not answer.retry_after_s:
+                return answer
+            # TRL's own retries are few, so that it waits here as long as it may.
+            pause_s = answer.retry_after_s * self.rng.uniform(0.5, 1.5)
+            if trio.current_time() + pause_s >= deadline:
+                return answer
+            self.put_off += 1
+            await trio.sleep(pause_s)
         return _failure(
             504,
             f"no answer within {rollout.deadline_s:g} s: {attempts.reason}",
@@ -208,11 +216,11 @@ class _Attempts:
 
 
 async def _exchange(
-    link: Link, rollout: m.Rollout, body: bytes, deadline: float, attempts: _Attempts
+    link: Link, rollout: m.Rollout, body: bytes, left_s: float, attempts: _Attempts
 ) -> CompletedRollout:
-    async with await link.open(ROLLOUT_REQUEST, ROLLOUTS) as stream:
+    deadlines = StreamDeadlines(progress_s=PROGRESS_S, total_s=left_s + _LATE_ANSWER_S)
+    async with await link.open(ROLLOUT_REQUEST, deadlines) as stream:
         attempts.sending()
-        left_s = max(0.0, deadline - trio.current_time())
         envelope = msgspec.structs.replace(rollout, deadline_s=left_s)
         await stream.send(framing.encode(envelope) + body)
         await stream.end()

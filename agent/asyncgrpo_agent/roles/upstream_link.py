@@ -15,7 +15,7 @@ from typing import Self
 
 import trio
 
-from asyncgrpo_agent.errors import LinkClosedError, PeerProtocolError
+from asyncgrpo_agent.errors import LinkClosedError, PeerProtocolError, StreamResetError
 from asyncgrpo_agent.net.control import ROLLOUT
 from asyncgrpo_agent.wire import framing
 from asyncgrpo_agent.wire import messages as m
@@ -25,7 +25,7 @@ from asyncgrpo_agent.wire.headers import OK_RESPONSE, Headers
 Answer = Callable[[m.Rollout, bytes], Awaitable[tuple[m.RolloutAnswer, bytes]]]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class UpstreamStream:
     """One rollout on its way to the server and back."""
 
@@ -33,6 +33,8 @@ class UpstreamStream:
     answer: Answer
     _sent: bytearray = field(default_factory=bytearray)
     _received: deque[bytes] = field(default_factory=deque)
+    _asking: trio.CancelScope = field(default_factory=trio.CancelScope)
+    _given_up: StreamResetError | None = None
 
     async def __aenter__(self) -> Self:
         return self
@@ -58,9 +60,16 @@ class UpstreamStream:
         envelope = deframer.next_message()
         if envelope is None:
             raise PeerProtocolError("a rollout without an envelope", where=self.peer)
-        answer, content = await self.answer(envelope, deframer.take_rest())
+        with self._asking:
+            answer, content = await self.answer(envelope, deframer.take_rest())
+        if self._given_up is not None:
+            raise self._given_up
         self._received.extend(part for part in (framing.encode(answer), content) if part)
         return OK_RESPONSE
+
+    def give_up(self, error: StreamResetError) -> None:
+        self._given_up = error
+        self._asking.cancel()
 
     async def receive(self) -> bytes:
         """The answer's envelope, then all of its body; b"" at the end."""

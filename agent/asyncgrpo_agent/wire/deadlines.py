@@ -37,7 +37,9 @@ STRANGERS: Final = StreamDeadlines(first_byte_s=10.0, progress_s=10.0, total_s=3
 KNOWN_PEERS: Final = StreamDeadlines(first_byte_s=60.0, progress_s=60.0)
 """For what a peer asks of us once it has."""
 
-ROLLOUTS: Final = StreamDeadlines(progress_s=60.0)
+PROGRESS_S: Final = 60.0
+
+ROLLOUTS: Final = StreamDeadlines(progress_s=PROGRESS_S)
 """For what we ask of a peer: how long the first byte may take is the rollout's own matter."""
 
 

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from asyncgrpo_agent.errors import LinkError
 from asyncgrpo_agent.wire.headers import Headers
 
 
-@dataclass(frozen=True, slots=True)
-class StreamOpened:
+class StreamOpened(msgspec.Struct, frozen=True):
     """We are the HTTP/2 server and a request began."""
 
     stream_id: int
     headers: Headers
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseStarted:
+class ResponseStarted(msgspec.Struct, frozen=True):
     """We are the HTTP/2 client and the response's headers came."""
 
     stream_id: int
     headers: Headers
 
 
-@dataclass(frozen=True, slots=True)
-class DataReceived:
+class DataReceived(msgspec.Struct, frozen=True):
     """Body bytes. `flow_bytes` (padding included) must be acknowledged exactly once."""
 
     stream_id: int
@@ -33,15 +30,13 @@ class DataReceived:
     flow_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEnded:
+class StreamEnded(msgspec.Struct, frozen=True):
     """The peer has sent all that it will send on this stream."""
 
     stream_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class StreamReset:
+class StreamReset(msgspec.Struct, frozen=True):
     """The stream is gone: the peer reset it, or it broke a rule that concerns only the stream."""
 
     stream_id: int
@@ -49,30 +44,25 @@ class StreamReset:
     safe_to_retry: bool
 
 
-@dataclass(frozen=True, slots=True)
-class StreamWritable:
+class StreamWritable(msgspec.Struct, frozen=True):
     """The stream's send buffer is at or below low water, after having reached high water."""
 
     stream_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlotsFreed:
+class SlotsFreed(msgspec.Struct, frozen=True):
     """`can_open()` is true again."""
 
 
-@dataclass(frozen=True, slots=True)
-class PingAcked:
+class PingAcked(msgspec.Struct, frozen=True):
     rtt_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class SessionReady:
+class SessionReady(msgspec.Struct, frozen=True):
     """The peer's first SETTINGS came."""
 
 
-@dataclass(frozen=True, slots=True)
-class SessionClosed:
+class SessionClosed(msgspec.Struct, frozen=True):
     """The last event of every session. `error` is None if somebody closed it on purpose."""
 
     error: LinkError | None

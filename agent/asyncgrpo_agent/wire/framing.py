@@ -27,6 +27,20 @@ def encode(message: msgspec.Struct) -> bytes:
     return len(body).to_bytes(_PREFIX_BYTES, "big") + body
 
 
+def first_message(
+    data: bytes | memoryview, decoder: msgspec.json.Decoder[T], max_bytes: int
+) -> tuple[T, bytes] | None:
+    """The message that `data` begins with, and what follows it; None unless it is whole.
+
+    Raises PeerProtocolError for a bad or oversized one.
+    """
+    end = _end_of_message(data, max_bytes)
+    if end is None:
+        return None
+    whole = memoryview(data)
+    return _decoded(whole[_PREFIX_BYTES:end], decoder), bytes(whole[end:])
+
+
 class Deframer(Generic[T]):
     """Collects bytes and gives whole messages, in order."""
 
@@ -40,23 +54,33 @@ class Deframer(Generic[T]):
 
     def next_message(self) -> T | None:
         """The next whole message, or None. Raises PeerProtocolError for a bad or oversized one."""
-        if len(self._buffer) < _PREFIX_BYTES:
-            return None
-        length = int.from_bytes(self._buffer[:_PREFIX_BYTES], "big")
-        if length > self.max_bytes:
-            raise PeerProtocolError(f"message of {length} bytes, at most {self.max_bytes} allowed")
-        end = _PREFIX_BYTES + length
-        if len(self._buffer) < end:
+        end = _end_of_message(self._buffer, self.max_bytes)
+        if end is None:
             return None
         body = bytes(self._buffer[_PREFIX_BYTES:end])
         del self._buffer[:end]
-        try:
-            return self._decoder.decode(body)
-        except msgspec.MsgspecError as error:
-            raise PeerProtocolError(f"message that does not parse: {error}") from error
+        return _decoded(body, self._decoder)
 
     def take_rest(self) -> bytes:
         """What follows the messages taken so far (the body behind an envelope)."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         return rest
+
+
+def _end_of_message(data: bytes | bytearray | memoryview, max_bytes: int) -> int | None:
+    """Where the message that `data` begins with ends, if all of it is there."""
+    if len(data) < _PREFIX_BYTES:
+        return None
+    length = int.from_bytes(data[:_PREFIX_BYTES], "big")
+    if length > max_bytes:
+        raise PeerProtocolError(f"message of {length} bytes, at most {max_bytes} allowed")
+    end = _PREFIX_BYTES + length
+    return end if len(data) >= end else None
+
+
+def _decoded(body: bytes | memoryview, decoder: msgspec.json.Decoder[T]) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.MsgspecError as error:
+        raise PeerProtocolError(f"message that does not parse: {error}") from error
