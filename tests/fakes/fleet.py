@@ -15,7 +15,7 @@ import subprocess  # noqa: TID251 - agents run here as a user starts them
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -160,6 +160,23 @@ def wait_until_none(text: str, patience_s: float = 15.0) -> None:
         time.sleep(0.05)  # noqa: TID251 - other processes have no virtual clock
 
 
+def end_guards(text: str, patience_s: float = 20.0) -> None:
+    """Wait until nobody but guards is left of those that were killed; they would wait for longer.
+
+    Each is the shell of `procs.child` that outlives a killed agent and gives its group some grace.
+    """
+    deadline = time.monotonic() + patience_s
+    while left := [line for line in processes_naming(text) if "asyncgrpo-launcher" not in line]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)  # noqa: TID251 - other processes have no virtual clock
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                line = (entry / "cmdline").read_bytes()
+                if b"asyncgrpo-launcher" in line and text.encode() in line:
+                    os.kill(int(entry.name), signal.SIGKILL)
+
+
 def counts(output_dir: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((output_dir / "counts.json").read_text())
     return found
@@ -256,7 +273,8 @@ def site(folder: Path, address: str = "") -> Iterator[Site]:
         for role in ("replica", "trainer"):
             made.join_file(role, f"{role}.join")
         yield made
-    wait_until_none(str(folder), patience_s=20)
+    end_guards(str(folder))
+    wait_until_none(str(folder))
 
 
 def free_address() -> str:

@@ -96,7 +96,8 @@ def test_the_same_run_again_is_a_new_attempt(machine: fleet.Hosts) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", ["local", "checking", "training"])
+# The view shows phases as they are when it looks, so that a short one may be missed.
+@pytest.mark.parametrize("moment", ["local", "(checking|loading)", "training"])
 def test_a_signal_at_any_moment_leaves_nothing(
     machine: fleet.Hosts, number: signal.Signals, moment: str
 ) -> None:
