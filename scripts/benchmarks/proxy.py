@@ -2,7 +2,8 @@
 
 Whole agents with fake engines: requests go through the gateway, the proxy, TLS links and replicas.
 `saturate`: engines answer at once; CPU a request is that of the processes alone. `hold`: all
-requests are in flight together; latency is what comes on top of the engine's time. `place`: shares
+requests are in flight together; latency is what comes on top of the engine's time, and of what the
+load itself and the engine add to it when nothing is between them (`direct`). `place`: shares
 of the requests by where they went: to an engine that knows the prompt (affinity), to one that does
 not though another does (spill), or the first of their prompt (unmatched). Imbalance is that of the
 mean number in flight. The load is a process of its own. The machine's noise harms both proxies
@@ -136,6 +137,21 @@ def holding(options: argparse.Namespace, model: str) -> Shape:
     )
 
 
+def straight(options: argparse.Namespace, model: str) -> Shape:
+    """Like `holding`, at the same rate, for as long as it takes to see what nobody adds."""
+    seconds = min(options.hold_s, 5.0)
+    ramp_s = min(options.hold_s / 3, 60.0)
+    in_flight = max(10, int(options.hold_requests * seconds / ramp_s))
+    return Shape(
+        model=model,
+        in_flight=min(in_flight, options.hold_requests),
+        ramp_s=seconds,
+        least_s=seconds,
+        most_s=seconds,
+        seed=3_000,
+    )
+
+
 def placing(options: argparse.Namespace, model: str, replicas: int = 0) -> Shape:
     return Shape(
         model=model,
@@ -203,10 +219,12 @@ def hold(fleet: Fleet, options: argparse.Namespace) -> Numbers:
         holding(options, fleet.model),
         at_begin=lambda: rss.append(rss_mb(fleet.proxy.process.pid)),
     )
+    direct = drive(next(iter(fleet.engine_urls())), straight(options, fleet.model))
     return {
         "failed": numbers["failed"],
-        "added_p50_ms": round(numbers["p50_ms"], 2),
-        "added_p99_ms": round(numbers["p99_ms"], 2),
+        "added_p50_ms": round(numbers["p50_ms"] - direct["p50_ms"], 2),
+        "added_p99_ms": round(numbers["p99_ms"] - direct["p50_ms"], 2),
+        "direct_p50_ms": round(direct["p50_ms"], 2),
         "rss_mb": round(rss[0], 1),
     }
 

@@ -81,6 +81,10 @@ class Fleet:
         """Of each engine."""
         return [call(f"http://127.0.0.1:{port}/bench") for port in self.ports.values()]
 
+    def engine_urls(self) -> list[str]:
+        """Of the engines themselves, for a load that nothing is to be between."""
+        return [f"http://127.0.0.1:{port}" for port in self.ports.values()]
+
     def _await_ready(self) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while call(f"{self.gateway}/health")["ready"] < len(self.ports):

@@ -3,7 +3,8 @@
 trio's own stream makes a turn of the loop for every call and looks for faults in several layers:
 half of what a small request costs a server. Here a call that the kernel can serve at once is served
 at once, and only one that must wait gives the loop to others. Reading, which a peer can keep up for
-ever, gives way after a few pieces in a row; writing ends with what there is to write.
+ever, gives way after a few pieces in a row, and does not try again at once where a piece was short:
+there is hardly ever more. Writing ends with what there is to write.
 
 One task reads and one writes, as with trio's. It owns the trio stream that it was made of.
 """
@@ -27,6 +28,7 @@ class DirectStream(trio.abc.HalfCloseableStream):
         self._fd = stream.socket.fileno()
         self._closed = False
         self._in_a_row = 0
+        self._drained = True
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """What has come, b"" at the end."""
@@ -34,7 +36,10 @@ class DirectStream(trio.abc.HalfCloseableStream):
         size_bytes = _READ_BYTES if max_bytes is None else max_bytes
         if size_bytes < 1:
             raise ValueError("max_bytes must be at least 1")
-        if self._in_a_row >= _READS_IN_A_ROW:
+        self._check()
+        if self._drained:
+            await trio.lowlevel.wait_readable(self._fd)
+        elif self._in_a_row >= _READS_IN_A_ROW:
             self._in_a_row = 0
             await trio.lowlevel.checkpoint()
         while True:
@@ -42,12 +47,12 @@ class DirectStream(trio.abc.HalfCloseableStream):
             try:
                 data = os.read(self._fd, size_bytes)
             except BlockingIOError:
-                self._in_a_row = 0
                 await trio.lowlevel.wait_readable(self._fd)
             except OSError as error:
                 raise trio.BrokenResourceError(f"socket connection broken: {error}") from error
             else:
-                self._in_a_row += 1
+                self._drained = len(data) < size_bytes
+                self._in_a_row = 0 if self._drained else self._in_a_row + 1
                 return data
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
