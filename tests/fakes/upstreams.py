@@ -16,7 +16,7 @@ from asyncgrpo_agent.core.replicas import State
 from asyncgrpo_agent.net.control import ROLLOUT_ANSWER, read_envelope
 from asyncgrpo_agent.net.link import Link, LinkStream
 from asyncgrpo_agent.roles.proxy_rollouts import serve_rollout
-from asyncgrpo_agent.roles.proxy_run import ProxyRun, ReplicaLink
+from asyncgrpo_agent.roles.proxy_run import ProxyRun, ReplicaLink, Runs
 from asyncgrpo_agent.roles.proxy_upstream import Seat, take_seats
 from asyncgrpo_agent.wire import framing
 from asyncgrpo_agent.wire import messages as m
@@ -76,7 +76,9 @@ class Platform:
             "allow_unverified": True,
         }
         config = Config(role="proxy", proxy=Proxy(upstream=[Upstream(**{**usual, **keys})]))
-        (seat,) = take_seats(config, {RUN: self.run}, {"UPSTREAM_TOKEN": TOKEN})
+        runs = Runs()
+        runs[RUN] = self.run
+        (seat,) = take_seats(config, runs, {"UPSTREAM_TOKEN": TOKEN})
         self.nursery.start_soon(seat.serve)
         return seat
 

@@ -54,7 +54,7 @@ class World:
 
     @property
     def run(self) -> ProxyRun:
-        return self.proxy.runs.setdefault("demo", ProxyRun("demo"))
+        return self.proxy.runs.open("demo")
 
     def token(self, role: str = "replica", run: str = "demo", **limits: float) -> str:
         life_s = limits.get("life_s")

@@ -16,7 +16,7 @@ from asyncgrpo_agent.core import replicas
 from asyncgrpo_agent.core.replicas import State
 from asyncgrpo_agent.errors import AgentError
 from asyncgrpo_agent.roles.proxy_drain import REASON, DrainDesk
-from asyncgrpo_agent.roles.proxy_run import ProxyRun, ReplicaLink
+from asyncgrpo_agent.roles.proxy_run import ReplicaLink, Runs
 from asyncgrpo_agent.store import drain_orders
 from asyncgrpo_agent.wire import messages as m
 from fakes.links import linked_pair
@@ -40,7 +40,7 @@ class Site:
 
     nursery: trio.Nursery
     state: Path
-    runs: dict[str, ProxyRun] = field(default_factory=dict)
+    runs: Runs = field(default_factory=Runs)
     told: dict[str, Told] = field(default_factory=dict)
 
     async def open(self) -> None:
@@ -48,7 +48,7 @@ class Site:
         await trio.testing.wait_all_tasks_blocked()
 
     async def join(self, name: str, run: str = "demo", instance: str = "i1") -> ReplicaLink:
-        run_ = self.runs.setdefault(run, ProxyRun(run))
+        run_ = self.runs.open(run)
         near, _ = await linked_pair(self.nursery)
         replica = run_.fleet.join(name, instance, 4, trio.current_time())
         replicas.engine_up(replica, trio.current_time())
@@ -183,7 +183,8 @@ async def test_an_upstream_stays_and_gets_nothing(
 ) -> None:
     platform = Platform(nursery, tmp_path)
     seat = await platform.join("a", await platform.expose("a"))
-    site = Site(nursery, tmp_path / "state", {platform.run.name: platform.run})
+    site = Site(nursery, tmp_path / "state")
+    site.runs[platform.run.name] = platform.run
     await site.open()
     platform.run.finished = "training finished"  # by which upstreams are not told to go
     replicas.started(seat.here.replica, 10, trio.current_time())

@@ -15,7 +15,7 @@ from asyncgrpo_agent.net.control import FROM_DIALLER, ControlChannel
 from asyncgrpo_agent.net.link import LinkStream
 from asyncgrpo_agent.roles import proxy_names
 from asyncgrpo_agent.roles.proxy_names import ReplicaNames
-from asyncgrpo_agent.roles.proxy_run import ProxyRun, ReplicaLink
+from asyncgrpo_agent.roles.proxy_run import ReplicaLink, Runs
 from asyncgrpo_agent.store.host_bindings import MAX_NAMES, SEEN_EVERY_S, HostBindings
 from asyncgrpo_agent.wire import messages as m
 from asyncgrpo_agent.wire.headers import CONTROL_REQUEST
@@ -29,8 +29,8 @@ def unix_time_s() -> float:
 
 
 def made(state: Path) -> ReplicaNames:
-    names = ReplicaNames({}, HostBindings(state, unix_time_s()), unix_time_s)
-    names.runs["demo"] = ProxyRun("demo")
+    names = ReplicaNames(Runs(), HostBindings(state, unix_time_s()), unix_time_s)
+    names.runs.open("demo")
     return names
 
 

@@ -23,7 +23,7 @@ from asyncgrpo_agent.roles.proxy_admission import Admission
 from asyncgrpo_agent.roles.proxy_drain import drain_replica
 from asyncgrpo_agent.roles.proxy_names import ReplicaNames
 from asyncgrpo_agent.roles.proxy_replica import DUPLICATE_RETRY_S, ReplicaDoor
-from asyncgrpo_agent.roles.proxy_run import ProxyRun
+from asyncgrpo_agent.roles.proxy_run import ProxyRun, Runs
 from asyncgrpo_agent.store import tokens
 from asyncgrpo_agent.store.host_bindings import HostBindings
 from asyncgrpo_agent.wire import messages as m
@@ -76,7 +76,7 @@ class Site:
     token: str = field(init=False)
 
     def __post_init__(self) -> None:
-        names = ReplicaNames({}, HostBindings(self.state, unix_time_s()), unix_time_s)
+        names = ReplicaNames(Runs(), HostBindings(self.state, unix_time_s()), unix_time_s)
         self.door = ReplicaDoor(Admission(self.state, unix_time_s), names)
         self.token = tokens.create_token(
             self.state, role="replica", run="demo", now_unix_s=unix_time_s()

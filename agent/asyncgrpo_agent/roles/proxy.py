@@ -38,8 +38,9 @@ from asyncgrpo_agent.roles.proxy_drain import DrainDesk
 from asyncgrpo_agent.roles.proxy_names import ReplicaNames
 from asyncgrpo_agent.roles.proxy_replica import ReplicaDoor
 from asyncgrpo_agent.roles.proxy_rollouts import serve_rollout
-from asyncgrpo_agent.roles.proxy_run import ProxyChannel, ProxyRun, TrainerSeat
+from asyncgrpo_agent.roles.proxy_run import ProxyChannel, ProxyRun, Runs, TrainerSeat
 from asyncgrpo_agent.roles.proxy_upstream import take_seats
+from asyncgrpo_agent.roles.proxy_usage import UsageBook
 from asyncgrpo_agent.sdnotify import Notifier
 from asyncgrpo_agent.store import identity
 from asyncgrpo_agent.store.host_bindings import HostBindings
@@ -79,7 +80,8 @@ class Proxy:
     """All runs of this proxy, and the doors into them."""
 
     config: Config
-    runs: dict[str, ProxyRun] = field(default_factory=dict)
+    runs: Runs = field(init=False)
+    usage: UsageBook = field(init=False)
     admission: Admission = field(init=False)
     replica_door: ReplicaDoor = field(init=False)
     lending: Lending = field(init=False)
@@ -87,6 +89,8 @@ class Proxy:
 
     def __post_init__(self) -> None:
         state_dir, addresses = self.config.state_dir, self.config.proxy.public_addresses
+        self.usage = UsageBook(state_dir)
+        self.runs = Runs(self.usage.of)
         self.admission = Admission(state_dir, addresses=addresses)
         names = ReplicaNames(self.runs, HostBindings(state_dir, self.admission.unix_time_s()))
         self.replica_door = ReplicaDoor(self.admission, names)
@@ -106,6 +110,7 @@ class Proxy:
             nursery.start_soon(self.admission.watch)
             nursery.start_soon(DrainDesk(self.config.state_dir, self.runs).serve)
             nursery.start_soon(self.replica_door.names.keep)
+            nursery.start_soon(self.usage.keep, self.runs)
             nursery.start_soon(certificate.keep)
             await serve_links(self._listeners, certificate.context, self._serve_link)
 
@@ -118,6 +123,7 @@ class Proxy:
         """
         for listener in self._listeners:
             await listener.aclose()
+        await self.usage.save(self.runs)
         reason = "the proxy is stopping"
         for run_ in self.runs.values():
             for replica in run_.fleet:
@@ -166,7 +172,7 @@ class Proxy:
         hello = await self.admission.register(link, control, "trainer")
         if hello is None:
             return
-        run_ = self.runs.setdefault(hello.run, ProxyRun(hello.run))
+        run_ = self.runs.open(hello.run)
         attempt = self._attempt(run_, hello)
         if attempt is None:
             reason = f"attempt {hello.attempt} was superseded by {run_.attempt}"

@@ -26,7 +26,7 @@ from asyncgrpo_agent.net.link import Link, LinkStream
 from asyncgrpo_agent.roles.adapter_transfer import pour
 from asyncgrpo_agent.roles.proxy_admission import PING_DEADLINE_S, PING_S, Admission
 from asyncgrpo_agent.roles.proxy_mirror import Mirrors, RunMirror
-from asyncgrpo_agent.roles.proxy_run import ProxyRun
+from asyncgrpo_agent.roles.proxy_run import Runs
 from asyncgrpo_agent.wire import messages as m
 from asyncgrpo_agent.wire.deadlines import READERS
 from asyncgrpo_agent.wire.headers import bearer_of, method_of, path_of, response
@@ -54,7 +54,7 @@ class Lending:
 
     admission: Admission
     mirrors: Mirrors
-    runs: dict[str, ProxyRun]
+    runs: Runs
     downloads: int = 0
 
     @contextmanager
@@ -111,7 +111,7 @@ class Reader:
                 return
 
     async def _answer(self, stream: LinkStream, run: str, key: str) -> None:
-        mirror = self.lending.mirrors.of(self.lending.runs.setdefault(run, ProxyRun(run)))
+        mirror = self.lending.mirrors.of(self.lending.runs.open(run))
         shelf = await mirror.shelf()
         if not key:
             await stream.respond(_LIST_RESPONSE)

@@ -16,7 +16,7 @@ import trio
 
 from asyncgrpo_agent.core.names import Duplicate, Holder, Seat, admit_name
 from asyncgrpo_agent.logs import Log
-from asyncgrpo_agent.roles.proxy_run import ProxyRun
+from asyncgrpo_agent.roles.proxy_run import ProxyRun, Runs
 from asyncgrpo_agent.store.host_bindings import HostBindings
 from asyncgrpo_agent.wire import messages as m
 
@@ -30,7 +30,7 @@ RETRY_S: Final = 30.0
 class ReplicaNames:
     """Of all `runs` of one proxy. `unix_time_s` is the wall clock, which bindings age by."""
 
-    runs: dict[str, ProxyRun]
+    runs: Runs
     bindings: HostBindings
     unix_time_s: Callable[[], float] = time.time  # noqa: TID251 - a role reads the clock
     _changed: trio.Event = field(default_factory=trio.Event)

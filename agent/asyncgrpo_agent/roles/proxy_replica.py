@@ -56,7 +56,7 @@ class ReplicaDoor:
         hello = await self.admission.register(link, control, "replica", nonce)
         if hello is None:
             return
-        run_ = self.names.runs.setdefault(hello.run, ProxyRun(hello.run))
+        run_ = self.names.runs.open(hello.run)
         seat = self.names.admit(run_, hello)
         if isinstance(seat, Duplicate):
             log.warning(

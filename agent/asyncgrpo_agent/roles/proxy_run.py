@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -264,3 +265,18 @@ class ProxyRun:
             unpriced_hours=self.usage.unpriced_hours,
             cost=self.usage.cost,
         )
+
+
+class Runs(dict[str, ProxyRun]):
+    """All runs of one proxy by name."""
+
+    def __init__(self, usage_of: Callable[[str], Usage] | None = None) -> None:
+        super().__init__()
+        self._usage_of = usage_of or (lambda _: Usage())
+
+    def open(self, name: str) -> ProxyRun:
+        """The run of that name, made if nobody has asked for it before."""
+        run = self.get(name)
+        if run is None:
+            run = self[name] = ProxyRun(name, usage=self._usage_of(name))
+        return run

@@ -30,7 +30,7 @@ from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.engine_client import ServedModel, failure_message
 from asyncgrpo_agent.net.upstream import headers_for, upstream_client
 from asyncgrpo_agent.roles.proxy_replica import hear
-from asyncgrpo_agent.roles.proxy_run import ProxyRun, ReplicaLink
+from asyncgrpo_agent.roles.proxy_run import ProxyRun, ReplicaLink, Runs
 from asyncgrpo_agent.roles.replica_engine import engine_facts
 from asyncgrpo_agent.roles.replica_rollouts import packed
 from asyncgrpo_agent.roles.upstream_adapters import UpstreamLoader
@@ -49,7 +49,7 @@ UNKNOWN_DIGEST: Final = ""
 _EDGE_CHARS: Final = 200  # of its page
 
 
-def take_seats(config: Config, runs: dict[str, ProxyRun], environ: Mapping[str, str]) -> list[Seat]:
+def take_seats(config: Config, runs: Runs, environ: Mapping[str, str]) -> list[Seat]:
     """One replica for each upstream of the configuration. Raises ConfigError.
 
     `environ` may hold tokens, and names the site's HTTP proxy.
@@ -57,7 +57,7 @@ def take_seats(config: Config, runs: dict[str, ProxyRun], environ: Mapping[str, 
     seats = []
     for upstream in config.proxy.upstream:
         name = upstream.run or config.run.name
-        run = runs.setdefault(name, ProxyRun(name))
+        run = runs.open(name)
         seats.append(Seat(upstream, run, environ))
     return seats
 

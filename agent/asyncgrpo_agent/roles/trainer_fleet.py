@@ -91,6 +91,7 @@ class FleetView:
             "duplicates": fleet.duplicates if fleet else 0,
             "delayed": fleet.delayed if fleet else 0,
             "replica_hours": fleet.replica_hours if fleet else 0.0,
+            "unpriced_hours": fleet.unpriced_hours if fleet else 0.0,
             "cost": fleet.cost if fleet else 0.0,
             "routed": fleet.routed if fleet else {},
             "held_s": fleet.held_s if fleet else 0.0,
