@@ -86,3 +86,34 @@ def test_one_that_came_behind_is_called_when_one_before_it_has_its_place() -> No
     holding.looks(behind)
     holding.leave(behind, now=1.0)
     assert not holding.is_awaited("v1")
+
+
+async def test_a_change_lets_all_look_in_the_order_in_which_they_came(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    holding, all_held = holding_of(*["v1"] * 20)
+    looked: list[Held] = []
+
+    async def wait(held: Held) -> None:
+        while True:
+            await held.wait(trio.current_time() + 100)
+            holding.looks(held)
+            looked.append(held)
+            holding.looked(held)
+
+    for held in all_held:
+        nursery.start_soon(wait, held)
+    await wait_all_tasks_blocked()
+    holding.call_all()
+    await wait_all_tasks_blocked()
+    assert looked == all_held
+    nursery.cancel_scope.cancel()
+
+
+def test_who_leaves_without_having_looked_passes_its_turn_on() -> None:
+    holding, (first, second, third) = holding_of("v1", "v1", "v1")
+    holding.call_all()
+    assert called([first, second, third]) == [True, False, False]
+    holding.leave(second, now=1.0)
+    holding.leave(first, now=1.0)
+    assert third.called

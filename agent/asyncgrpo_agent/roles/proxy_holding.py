@@ -7,7 +7,7 @@ became free for one who waits. A full queue refuses what comes, and says when to
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
@@ -69,6 +69,8 @@ class Holding:
     since: float = 0.0
     refused: int = 0  # so far, because the queue was full
     _told_at: float = -TELL_EVERY_S
+    _turns: deque[Held] = field(default_factory=deque)  # those of the round that have yet to look
+    _turn: Held | None = None  # who is to look now
     _behind: int = 0
     _bytes: int = 0
     _models: Counter[str] = field(default_factory=Counter)  # that those who wait name
@@ -102,11 +104,17 @@ class Holding:
             del self._models[held.model]
         if not self.held:
             self.held_s += now - self.since
+        self.looked(held)
 
     def looks(self, held: Held) -> None:
         """It is its turn."""
         self._behind -= held.is_behind
         held.is_behind = held.called = False
+
+    def looked(self, held: Held) -> None:
+        """Whether it found a place or not: it is the next one's turn."""
+        if held is self._turn:
+            self._begin_turn()
 
     def placed(self, model: str) -> None:
         """One that waited got a place; another may have been free when others came after it."""
@@ -129,8 +137,20 @@ class Holding:
                 return
 
     def call_all(self) -> None:
-        for held in self.held:
-            held.call()
+        """One after the other, in the order in which they came: tasks that are woken together run
+        in any order."""
+        self._turns = deque(self.held)
+        if self._turn is None:
+            self._begin_turn()
+
+    def _begin_turn(self) -> None:
+        self._turn = None
+        while self._turns:
+            held = self._turns.popleft()
+            if held in self.held:
+                self._turn = held
+                held.call()
+                return
 
     def total_s(self, now: float) -> float:
         return self.held_s + (now - self.since if self.held else 0.0)

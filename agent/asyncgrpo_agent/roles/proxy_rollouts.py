@@ -248,6 +248,7 @@ async def _wait(run: ProxyRun, request: Request, is_behind: bool) -> Choice:
             await _make_servable(run, request)
             run.holding.looks(held)
             choice = _choose(run, request)
+            run.holding.looked(held)
             if choice is not None:
                 run.holding.placed(model)
                 return choice
