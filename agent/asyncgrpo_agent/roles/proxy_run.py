@@ -115,6 +115,8 @@ class ProxyRun:
         link = self.links.get(transition.replica)
         if transition.after is State.SUSPECT and link is not None and link.replica.hangs:
             link.give_up_on_answers()
+        if transition.after is State.READY:
+            self.asked_at.clear()  # it has not heard what the others were asked for
         self.wake()
 
     def leave(self, gone: ReplicaLink, reason: str, now: float) -> None:
