@@ -105,3 +105,19 @@ def test_a_stop_call_that_has_the_agent_stopped_ends_well(site: Site) -> None:
     assert drain(site, "r1").process.wait(20) == 0
     assert replica.process.wait(20) == 0
     assert "on_exit.stopped signal=SIGTERM" in replica.text()
+
+
+def test_a_replica_whose_platform_gives_notice_drains_as_by_a_signal(site: Site) -> None:
+    site.proxy()
+    notice = site.folder / "notice"
+    replica = site.replica(
+        "r1",
+        f'--set=replica.notice_command=["test", "-e", "{notice}"]',
+        "--set=replica.notice_every_s=0.1",
+        stop_call(site, "r1"),
+    )
+    replica.wait_for("engine.state ready=True")
+    notice.touch()
+    assert replica.process.wait(20) == 0, replica.text()
+    assert 'replica.stopped reason="the platform gives notice' in replica.text()
+    assert stopped(site) == set()

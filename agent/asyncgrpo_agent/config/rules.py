@@ -222,13 +222,16 @@ def _enough_replicas(config: Config) -> Iterator[Problem]:
 
 def _own_end(config: Config) -> Iterator[Problem]:
     """Ends that a replica chooses, and what it then does to its host."""
-    given = [key for key in ("idle_exit_s", "on_exit_command") if getattr(config.replica, key)]
+    keys = ("idle_exit_s", "on_exit_command", "notice_command")
+    given = [key for key in keys if getattr(config.replica, key)]
     if config.role == "local":
         for key in given:
             what = "a local fleet ends with its training, and its host is shared"
             yield _at(config, f"replica.{key}", what, "Leave it out")
-    if config.replica.on_exit_command and not config.replica.on_exit_command[0]:
-        yield _at(config, "replica.on_exit_command", "the first word, its program, is empty")
+    for key in ("on_exit_command", "notice_command"):
+        command = getattr(config.replica, key)
+        if command and not command[0]:
+            yield _at(config, f"replica.{key}", "the first word, its program, is empty")
 
 
 def _owned_train_keys(config: Config) -> Iterator[Problem]:

@@ -260,6 +260,16 @@ class Replica(Section, frozen=True, kw_only=True):
             "never after a signal: the platform's call that stops this host."
         ),
     ] = []
+    notice_command: Annotated[
+        Texts,
+        Meta(
+            description="Exits with 0 when the platform is about to take this host, which is then "
+            "drained as after SIGTERM; run again and again, or waiting itself."
+        ),
+    ] = []
+    notice_every_s: Annotated[
+        Seconds, Meta(description="How long after an end of notice_command it is run again.")
+    ] = 5
     price_per_hour: Annotated[
         float,
         Meta(
@@ -374,8 +384,11 @@ class Config:
             self.engine, args=redact_args(self.engine.args), env=redact(self.engine.env)
         )
         train = msgspec.structs.replace(self.train, passthrough=redact(self.train.passthrough))
-        command = redact_args(self.replica.on_exit_command)
-        replica = msgspec.structs.replace(self.replica, on_exit_command=command)
+        replica = msgspec.structs.replace(
+            self.replica,
+            on_exit_command=redact_args(self.replica.on_exit_command),
+            notice_command=redact_args(self.replica.notice_command),
+        )
         link = self.link
         if self.join_line:
             link = msgspec.structs.replace(link, join="(in $ASYNCGRPO_JOIN)")

@@ -30,6 +30,7 @@ from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.control import FROM_ACCEPTOR, ROLLOUT, ControlChannel, read_envelope
 from asyncgrpo_agent.net.link import Link, LinkStream
 from asyncgrpo_agent.procs import vllm
+from asyncgrpo_agent.procs.notice import noticed
 from asyncgrpo_agent.roles.bucket_mount import bucket_mounted
 from asyncgrpo_agent.roles.registration import (
     ProxyAddresses,
@@ -166,6 +167,7 @@ class ReplicaAgent:
             nursery.start_soon(self._report_progress)
             nursery.start_soon(self._report_engine)
             nursery.start_soon(self._stop_when_idle)
+            nursery.start_soon(self._stop_on_notice)
 
     # --- stopping -------------------------------------------------------------------------
 
@@ -179,6 +181,12 @@ class ReplicaAgent:
             limit_s, lambda: (self.engine.facts is not None, self.in_flight, self.rollouts)
         )
         self.stop(f"no rollout came for {limit_s:g} s")
+
+    async def _stop_on_notice(self) -> None:
+        """As by a signal: somebody else ends this host."""
+        await noticed(self.config.replica.notice_command, self.config.replica.notice_every_s)
+        self.signalled = True
+        self.stop("the platform gives notice (replica.notice_command)")
 
     async def drain(self) -> None:
         """Take nothing new, finish what runs, within `replica.drain_s`."""
