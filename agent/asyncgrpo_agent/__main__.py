@@ -22,7 +22,9 @@ def main() -> int:
             return mount_look.main(path)
         case _:
             from asyncgrpo_agent import cli
+            from asyncgrpo_agent.procs.outer import follow_outer_process
 
+            follow_outer_process()
             return cli.main()
 
 

@@ -7,6 +7,7 @@ the arguments are understood. Nothing here decides what a role does.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -15,10 +16,11 @@ from typing import Final
 from asyncgrpo_agent import __version__
 from asyncgrpo_agent.config import sources
 from asyncgrpo_agent.config.sections import ROLES, Config
-from asyncgrpo_agent.errors import EXIT_CONFIG, AgentError, UsageError
+from asyncgrpo_agent.errors import EXIT_CONFIG, AgentError, StoreError, UsageError
 from asyncgrpo_agent.flags import PROGRAM, Parser, add_config_flags, settings_of
 
 EXIT_INTERRUPTED: Final = 130  # as shells report SIGINT
+_DISK_FAULTS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 _DESCRIPTION: Final = """\
 Asynchronous GRPO with LoRA across machines that share no NCCL, no file system and no open port.
@@ -54,6 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except AgentError as error:
         return _report([error])
+    except OSError as error:
+        if not _is_expected(error):
+            raise
+        return _report([_disk_error(error)])
     except BaseExceptionGroup as group:  # a role's nurseries may wrap what they raise
         return _report_group(group)
 
@@ -79,11 +85,26 @@ def _report(errors: Iterable[AgentError]) -> int:
 
 def _report_group(group: BaseExceptionGroup[BaseException]) -> int:
     """A bug keeps its traceback; errors that a user can meet and Ctrl-C do not show one."""
-    expected, bugs = group.split((AgentError, KeyboardInterrupt))
+    expected, bugs = group.split(_is_expected)
     if bugs is not None or expected is None:
         raise group
-    errors = [error for error in _leaves(expected) if isinstance(error, AgentError)]
+    leaves = list(_leaves(expected))
+    errors = [error for error in leaves if isinstance(error, AgentError)]
+    errors += [_disk_error(error) for error in leaves if isinstance(error, OSError)]
     return _report(errors) if errors else EXIT_INTERRUPTED
+
+
+def _is_expected(error: BaseException) -> bool:
+    is_full_disk = isinstance(error, OSError) and error.errno in _DISK_FAULTS
+    return is_full_disk or isinstance(error, (AgentError, KeyboardInterrupt))
+
+
+def _disk_error(error: OSError) -> AgentError:
+    return StoreError(
+        f"cannot be written: {error.strerror}",
+        where=str(error.filename or "a local disk"),
+        fix="Make room there, or choose another place (--state-dir, $TMPDIR)",
+    )
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterable[BaseException]:

@@ -87,6 +87,7 @@ class Hosts:
     """Starts agents and ends what is left of them."""
 
     folder: Path
+    program: Sequence[str] = (sys.executable, "-m", "asyncgrpo_agent")
     agents: list[Agent] = field(default_factory=list)
 
     def start(
@@ -97,7 +98,7 @@ class Hosts:
         within: Sequence[str] = (),
     ) -> Agent:
         """`within` is a command that becomes the agent, such as `ip netns exec NAME`."""
-        return self.run(name, [*within, sys.executable, "-m", "asyncgrpo_agent", *arguments], env)
+        return self.run(name, [*within, *self.program, *arguments], env)
 
     def run(self, name: str, command: list[str], env: dict[str, str] | None = None) -> Agent:
         """Any program of a host; the agents' own is `start`'s."""
@@ -117,7 +118,7 @@ class Hosts:
 
     def command(self, *arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "asyncgrpo_agent", *arguments],
+            [*self.program, *arguments],
             capture_output=True,
             text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT / "agent")},
