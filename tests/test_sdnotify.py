@@ -3,6 +3,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from asyncgrpo_agent.sdnotify import Notifier
 
@@ -64,3 +66,20 @@ def test_a_vanished_or_full_socket_is_no_error(listener: socket.socket, tmp_path
 def test_watchdog_interval(environ: dict[str, str], interval_s: float) -> None:
     notifier = Notifier.from_environment({"NOTIFY_SOCKET": "/x", **environ}, pid=7)
     assert notifier.watchdog_interval_s == interval_s
+
+
+async def test_the_watchdog_is_fed_while_the_loop_turns(
+    listener: socket.socket, tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    listener.bind(str(tmp_path / "notify"))
+    Notifier(str(tmp_path / "notify"), watchdog_s=60).watch_loop()
+    await trio.sleep(95)
+    assert [listener.recv(100) for _ in range(4)] == [b"WATCHDOG=1"] * 4
+    with pytest.raises(BlockingIOError):
+        listener.recv(100)
+
+
+async def test_nobody_is_fed_without_a_watchdog(autojump_clock: MockClock) -> None:
+    before = trio.lowlevel.current_statistics().tasks_living
+    Notifier("/x").watch_loop()
+    assert trio.lowlevel.current_statistics().tasks_living == before

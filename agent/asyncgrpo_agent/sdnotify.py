@@ -11,6 +11,8 @@ import socket
 from collections.abc import Mapping
 from typing import Final
 
+import trio
+
 from asyncgrpo_agent.logs import Log
 
 _MICROSECONDS: Final = 1_000_000
@@ -48,6 +50,19 @@ class Notifier:
     def alive(self) -> None:
         """Feed the watchdog."""
         self._send("WATCHDOG=1")
+
+    def watch_loop(self) -> None:
+        """Feed the watchdog for as long as the event loop of the caller turns.
+
+        As a task of the loop's own, so that a loop that is stuck, and nothing else, starves it.
+        """
+        if self.watchdog_interval_s:
+            trio.lowlevel.spawn_system_task(self._feed, name="watchdog")
+
+    async def _feed(self) -> None:
+        while True:
+            self.alive()
+            await trio.sleep(self.watchdog_interval_s)
 
     def _send(self, message: str) -> None:
         if not self._address:

@@ -60,6 +60,7 @@ def run(config: Config) -> int:
 
 
 async def _main(config: Config) -> int:
+    notifier.watch_loop()
     proxy = Proxy(config)
     async with trio.open_nursery() as nursery:
         address = await nursery.start(proxy.serve)

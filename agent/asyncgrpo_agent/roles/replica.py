@@ -94,6 +94,7 @@ def _spec(config: Config, socket_path: Path) -> vllm.EngineSpec:
 
 
 async def _main(config: Config) -> int:
+    notifier.watch_loop()
     join = load_join(config, "replica")
     digest = await trio.to_thread.run_sync(model_digest, Path(config.model.path))
     async with bucket_mounted(config):
@@ -190,6 +191,7 @@ class ReplicaAgent:
 
     async def drain(self) -> None:
         """Take nothing new, finish what runs, within `replica.drain_s`."""
+        notifier.ready()  # an end before it counts as a failure, also one in good order
         notifier.stopping()
         log.info("replica.draining", reason=self.stop_reason, in_flight=self.in_flight)
         await self.tell(m.Draining(self.stop_reason))
@@ -258,7 +260,6 @@ class ReplicaAgent:
             log.warning("replica.renamed", name=answer.name, wanted=host_name(self.config))
         self.loader.accept(answer.attempt, answer.live)
         self._link, self._control = link, control
-        notifier.ready()
         try:
             if self.stopping.is_set():  # its link broke while it drained
                 await control.send(m.Draining(self.stop_reason))
@@ -324,6 +325,8 @@ class ReplicaAgent:
 
     async def _tell_engine(self) -> None:
         facts = self.engine.facts
+        if facts is not None and self._control is not None:
+            notifier.ready()  # only now does it take rollouts
         await self.tell(m.EngineDown(self.engine.reason) if facts is None else m.EngineUp(facts))
 
     async def _report_progress(self) -> None:

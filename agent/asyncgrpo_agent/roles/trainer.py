@@ -64,6 +64,7 @@ def run(config: Config) -> int:
 
 async def train(config: Config) -> int:
     """The same within a loop that runs already."""
+    notifier.watch_loop()
     join = load_join(config, "trainer")
     if join.run_private_key is None:
         raise ConfigError(
@@ -235,6 +236,7 @@ class TrainerAgent:
             )
         if resumed.finished:
             self.succeeded, self.outcome = True, f"training had ended at step {resumed.step}"
+            notifier.ready()  # an end before it counts as a failure
             log.info("run.finished", step=resumed.step, fix="To go on, raise train.max_steps")
         return resumed
 

@@ -1,0 +1,95 @@
+"""The systemd units: valid, strict, and with the times that the agents' own keys ask for."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess  # noqa: TID251 - systemd's own judge is asked
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from asyncgrpo_agent.config.sections import Replica
+from asyncgrpo_agent.config.training import Trainer
+from asyncgrpo_agent.errors import EXIT_CONFIG
+from asyncgrpo_agent.roles.replica_engine import STOP_VLLM_S
+
+PACKAGING = Path(__file__).parents[2] / "packaging"
+UNITS = sorted((PACKAGING / "systemd").iterdir())
+AGENTS = [unit for unit in UNITS if "mount" not in unit.name]
+PROGRAM = "/opt/asyncgrpo-agent/current/agent/asyncgrpo-agent"
+REST_S = 15
+# A mount has to show in the whole host, which rules out all that needs a file system of its own.
+EXPOSURE_MAX = {"asyncgrpo-mount@.service": 4.0}
+
+
+def name_of(unit: Path) -> str:
+    return unit.name
+
+
+def analyze(unit: Path, folder: Path, *words: str) -> str:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed (apt-get install systemd)")
+    copy = folder / unit.name
+    copy.write_text(unit.read_text().replace(PROGRAM, "/bin/true"))  # it is not installed here
+    argv = ["systemd-analyze", "--no-pager", *words, str(copy)]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    said = done.stdout + done.stderr
+    if "Unknown command" in said or "unrecognized option" in said:
+        pytest.skip(f"this systemd-analyze has no {words[0]}")
+    assert done.returncode == 0, said
+    return said
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=name_of)
+def test_a_unit_is_valid(unit: Path, tmp_path: Path) -> None:
+    assert analyze(unit, tmp_path, "verify", "--man=no") == ""
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=name_of)
+def test_a_unit_is_strict(unit: Path, tmp_path: Path) -> None:
+    said = analyze(unit, tmp_path, "security", "--offline=yes")
+    (exposure,) = re.findall(r"Overall exposure level for \S+: ([\d.]+)", said)
+    assert float(exposure) <= EXPOSURE_MAX.get(unit.name, 3.0)
+
+
+def value(unit: Path, key: str) -> str:
+    found = re.findall(rf"^{key}=(.*)$", unit.read_text(), re.MULTILINE)
+    return str(found[-1])
+
+
+@pytest.mark.parametrize("unit", AGENTS, ids=name_of)
+def test_an_agent_says_how_it_is_and_stays_down_where_a_restart_is_no_help(unit: Path) -> None:
+    assert value(unit, "Type") == "notify"
+    assert float(value(unit, "WatchdogSec")) > 0
+    assert value(unit, "Restart") == "on-failure"
+    assert str(EXIT_CONFIG) in value(unit, "RestartPreventExitStatus").split()
+    assert value(unit, "KillMode") == "mixed"  # vLLM and TRL are ended by the agent, in its order
+    assert value(unit, "User") == "asyncgrpo"
+
+
+def unit_of(role: str) -> Path:
+    (unit,) = (unit for unit in UNITS if unit.name.startswith(f"asyncgrpo-{role}"))
+    return unit
+
+
+def test_a_trainer_may_save_before_it_is_killed() -> None:
+    keys = Trainer()
+    assert (
+        float(value(unit_of("trainer"), "TimeoutStopSec")) >= keys.save_s + keys.mirror_s + REST_S
+    )
+
+
+def test_a_replica_may_drain_before_it_is_killed() -> None:
+    example = tomllib.loads((PACKAGING / "examples" / "replica.toml").read_text())
+    drain_s = max(Replica().drain_s, example["replica"]["drain_s"])
+    assert float(value(unit_of("replica"), "TimeoutStopSec")) >= drain_s + STOP_VLLM_S + REST_S
+
+
+@pytest.mark.parametrize("role", ["replica", "trainer"])
+def test_engines_keep_their_gpus_and_wait_for_their_bucket(role: str) -> None:
+    text = unit_of(role).read_text()
+    assert "PrivateDevices" not in text.split("NoNewPrivileges")[1]
+    assert "DeviceAllow=char-nvidia-uvm rw" in text
+    assert re.search(r"^After=.*asyncgrpo-mount@bucket\.service", text, re.MULTILINE)
