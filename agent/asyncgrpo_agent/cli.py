@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from asyncgrpo_agent import __version__
 from asyncgrpo_agent.config import sources
 from asyncgrpo_agent.config.sections import ROLES, Config
 from asyncgrpo_agent.errors import EXIT_CONFIG, AgentError, StoreError, UsageError
@@ -39,6 +38,9 @@ commands:
   drain                 have one replica of a running proxy finish and go
   adapters              show the versions of a run's adapter, who holds them and since when
   adapters get          take one home, as a folder that PEFT loads
+  doctor                look at this host: what a role needs, what is there, how to mend it
+  paths                 show where an agent keeps its files here
+  version               show versions, with --all of everything within
 """
 _EPILOG: Final = """\
 Whatever follows -- is appended to the flags of vLLM. Every key of the configuration can also be
@@ -131,7 +133,9 @@ def _start(words: list[str], engine_args: list[str]) -> int:
     parser.add_argument("--version", action="store_true", help="show versions, and exit")
     options = parser.parse_args(words)
     if options.version:
-        print(_version())
+        from asyncgrpo_agent import host_commands
+
+        print(host_commands.version_line())
         return 0
     config = _load(options, engine_args)
     if options.print_engine_command:
@@ -141,7 +145,21 @@ def _start(words: list[str], engine_args: list[str]) -> int:
 
     logs.set_up(as_json=config.agent.log_json, level=config.agent.log_level.upper())
     role = "embedded" if config.role == "trainer" and config.has_proxy else config.role
-    return role_entry(role)(host.resolved(config, sys.stdin))
+    resolved = host.resolved(config, sys.stdin)
+    _warn_of_host(resolved)
+    return role_entry(role)(resolved)
+
+
+def _warn_of_host(config: Config) -> None:
+    """Say what this host lacks before anything heavy starts; some engines do without it."""
+    from asyncgrpo_agent import doctor
+    from asyncgrpo_agent.logs import Log
+
+    for row in doctor.local_rows(config):
+        if row.fix:
+            Log(__name__).warning(
+                "host.lacks", what=row.what, found=row.found, needed=row.needed, fix=row.fix
+            )
 
 
 def _load(options: argparse.Namespace, engine_args: Sequence[str]) -> Config:
@@ -185,14 +203,6 @@ def _print_engine_command(config: Config) -> int:
 
     print(replica.engine_command_line(with_engine_python(config).without_secrets()))
     return 0
-
-
-def _version() -> str:
-    import ssl
-
-    form = "binary" if getattr(sys, "frozen", False) else "source"
-    python = ".".join(map(str, sys.version_info[:3]))
-    return f"{PROGRAM} {__version__} ({form}), Python {python}, {ssl.OPENSSL_VERSION}"
 
 
 # --- commands --------------------------------------------------------------------------------
@@ -262,6 +272,28 @@ def _adapters(words: list[str], _engine_args: list[str]) -> int:
     return _written(*adapter_commands.run(words))
 
 
+def _doctor(words: list[str], _engine_args: list[str]) -> int:
+    from asyncgrpo_agent import host_commands
+
+    text, code = host_commands.doctor(words)
+    sys.stdout.write(text)
+    return code
+
+
+def _paths(words: list[str], _engine_args: list[str]) -> int:
+    from asyncgrpo_agent import host_commands
+
+    sys.stdout.write(host_commands.paths(words))
+    return 0
+
+
+def _version(words: list[str], _engine_args: list[str]) -> int:
+    from asyncgrpo_agent import host_commands
+
+    sys.stdout.write(host_commands.version(words))
+    return 0
+
+
 def _written(text: str, output: str) -> int:
     """Write what may be a secret."""
     if text:
@@ -294,4 +326,7 @@ _COMMANDS: Final[dict[str, Callable[[list[str], list[str]], int]]] = {
     "token": _token,
     "drain": _drain,
     "adapters": _adapters,
+    "doctor": _doctor,
+    "paths": _paths,
+    "version": _version,
 }

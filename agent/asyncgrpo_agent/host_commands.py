@@ -1,0 +1,104 @@
+"""`doctor`, `paths` and `version`: what this host is, and what this program is and writes."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import ssl
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from asyncgrpo_agent import __version__
+from asyncgrpo_agent.config import sources
+from asyncgrpo_agent.errors import ConfigError
+from asyncgrpo_agent.flags import PROGRAM, Parser, add_config_flags, settings_of
+from asyncgrpo_agent.tables import table
+
+_DOCTOR: Final = """\
+Look at this host: what a role needs, what is there, and how to mend what is not.
+
+The role's own flags and configuration say what is looked for. Exit code 1 if anything is wrong.
+"""
+_LIBRARIES: Final = ("trio", "h2", "h11", "httpcore", "watchfiles", "msgspec", "cryptography")
+
+
+def doctor(words: Sequence[str]) -> tuple[str, int]:
+    """The text to show, and the exit code."""
+    parser = Parser("doctor", "doctor [--role ROLE] [--config FILE] [--json] [flags]", _DOCTOR)
+    add_config_flags(parser)
+    parser.add_argument("--json", action="store_true", help="the rows as JSON objects")
+    options = parser.parse_args(list(words))
+    role = sources.chosen_role(options.role or os.environ.get(sources.ROLE_VARIABLE) or "replica")
+    import trio
+
+    from asyncgrpo_agent import doctor as checks
+    from asyncgrpo_agent import logs
+
+    logs.set_up(as_json=False, level="ERROR")
+    try:
+        config = sources.load(role=role, file=options.config, settings=settings_of(options))
+    except ConfigError as error:  # the host itself can be looked at all the same
+        found = checks.as_tables(checks.rows_without_configuration(role, error))
+    else:
+        found = checks.as_tables(trio.run(checks.rows, config))
+    code = int(any(row["fix"] for row in found))
+    text = json.dumps(found, indent=2) + "\n" if options.json else table(found, "")
+    return text, code
+
+
+def paths(words: Sequence[str]) -> str:
+    """Where an agent of this user keeps what, one line each."""
+    usage = "paths [--state-dir DIR] [--json]"
+    parser = Parser("paths", usage, "Show where an agent keeps its files on this host.")
+    parser.add_argument("--state-dir", metavar="DIR", help="as given to the agent")
+    parser.add_argument("--json", action="store_true", help="as a JSON object")
+    options = parser.parse_args(list(words))
+    given = options.state_dir or os.environ.get(sources.STATE_DIR_VARIABLE)
+    state = os.path.abspath(given or sources.default_state_dir(os.environ))
+    found = {
+        "state": state,
+        "logs": f"{state}/logs",
+        "keys": f"{state}/runs",
+        "proxy": f"{state}/proxy",
+        "staged adapters": f"{state}/staged",
+        "training output": f"{state}/output",
+        "mount": f"{state}/mount",
+        "sockets": os.environ.get("RUNTIME_DIRECTORY")
+        or os.environ.get("XDG_RUNTIME_DIR")
+        or "/tmp",  # noqa: S108 - as procs.vllm chooses
+        "program": os.path.realpath(sys.executable),
+    }
+    if options.json:
+        return json.dumps(found, indent=2) + "\n"
+    width = max(map(len, found))
+    return "".join(f"{name:{width}}  {path}\n" for name, path in found.items())
+
+
+def version_line() -> str:
+    form = "binary" if getattr(sys, "frozen", False) else "source"
+    return f"{PROGRAM} {__version__} ({form}), Python {_python()}, {ssl.OPENSSL_VERSION}"
+
+
+def version(words: Sequence[str]) -> str:
+    """This program's version; with --all what it is made of and runs on."""
+    parser = Parser("version", "version [--all]", "Show versions.")
+    parser.add_argument("--all", action="store_true", help="of libraries and this system, too")
+    if not parser.parse_args(list(words)).all:
+        return version_line() + "\n"
+    lines = [version_line(), *(f"{name} {_version_of(name)}" for name in _LIBRARIES)]
+    libc = " ".join(platform.libc_ver())
+    return "\n".join([*lines, f"{platform.system()} {platform.release()}, {libc}"]) + "\n"
+
+
+def _python() -> str:
+    return ".".join(map(str, sys.version_info[:3]))
+
+
+def _version_of(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,67 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from asyncgrpo_agent import cli
+from asyncgrpo_agent.config.sections import Agent, Bucket, Config
+from asyncgrpo_agent.doctor import local_rows
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("asyncgrpo_agent.logs.set_up", lambda **_options: None)
+    monkeypatch.setenv("ASYNCGRPO_STATE_DIR", str(tmp_path / "state"))
+
+
+def test_paths_are_below_the_state_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["paths", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["logs"] == f"{tmp_path}/state/logs"
+    assert cli.main(["paths", "--state-dir", "/x"]) == 0
+    assert "/x/staged" in capsys.readouterr().out
+
+
+def test_version_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["version", "--all"]) == 0
+    said = capsys.readouterr().out
+    assert "unknown" not in said
+    assert "cryptography 5" in said
+
+
+def test_doctor_names_what_is_missing_with_the_fix(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["doctor", "--role=replica", "--json", f"--model={tmp_path}/none", "--bucket=/none"]
+    code = cli.main([*words, "--join=/none", "--engine-python=/bin/false"])
+    rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)}
+    assert code == 1
+    assert rows["engine"]["fix"].startswith("/bin/false has no vllm")
+    assert "model.path" in rows["configuration"]["found"]
+    assert "/none" in rows["proxy"]["found"]
+    assert rows["system"]["fix"] == ""
+
+
+def test_a_proxy_needs_little(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--role", "proxy"]) in (0, 1)
+    assert "engine" not in capsys.readouterr().out
+
+
+def test_fuse_is_for_those_who_mount() -> None:
+    agent = Agent(state_dir="/")
+    plain = local_rows(Config(role="replica", agent=agent))
+    mounting = local_rows(
+        Config(role="replica", agent=agent, bucket=Bucket(url="s3://b/", path="/m"))
+    )
+    assert {row.what for row in mounting} - {row.what for row in plain} == {"/dev/fuse"}
+
+
+def test_doctor_looks_at_a_host_that_is_not_configured_yet(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["doctor"]) == 1
+    said = capsys.readouterr().out
+    assert "link.join" in said
+    assert "/dev/shm" in said
