@@ -45,7 +45,10 @@ def is_elf(file: Path) -> bool:
 def needed(file: Path) -> tuple[int, ...]:
     """The highest version of glibc's symbols that `file` uses; (0,) for none."""
     done = subprocess.run(
-        ["readelf", "--wide", "--version-info", str(file)], capture_output=True, text=True, check=True
+        ["readelf", "--wide", "--version-info", str(file)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return max(map(version, re.findall(r"Name: GLIBC_(\d[\d.]*)", done.stdout)), default=(0,))
 

@@ -1,0 +1,115 @@
+#!/bin/sh
+# Install the agent from the folder that this file is in. No network, no Python; may be run again.
+#   ./install.sh                install this version, or upgrade to it
+#   ./install.sh rollback       back to the version before; the same again undoes that
+#   ./install.sh uninstall      remove the program; configuration and state stay
+#   --root DIR                  in DIR instead of /, for an image; no user is made then
+# Running agents keep the version that they were started with; restart them one by one.
+set -eu
+umask 022
+here=$(cd "$(dirname "$0")" && pwd -P)
+root='' action=install
+while [ $# -gt 0 ]; do
+  case "$1" in
+    install | rollback | uninstall) action=$1; shift ;;
+    --root) root=${2:?--root DIR}; root=${root%/}; shift 2 ;;
+    *) echo "usage: install.sh [install|rollback|uninstall] [--root DIR]" >&2; exit 2 ;;
+  esac
+done
+fail() { echo "install.sh: $*" >&2; exit 1; }
+
+home=/opt/asyncgrpo-agent
+versions=$root$home/versions
+units=$root/etc/systemd/system
+config=$root/etc/asyncgrpo-agent
+program=$root/usr/local/bin/asyncgrpo-agent
+
+# What a link below $home points to, as a name in versions/; empty without one.
+target() { readlink "$root$home/$1" 2>/dev/null | sed 's#^versions/##' || :; }
+
+# Point a link elsewhere in one step: whoever starts an agent finds the old or the new.
+point() {
+  ln -sfn "versions/$2" "$root$home/.$1.new"
+  mv -T "$root$home/.$1.new" "$root$home/$1"
+}
+
+place_units() {
+  mkdir -p "$units"
+  for unit in "$versions/$1"/systemd/*; do cp "$unit" "$units/"; done
+  reload
+}
+reload() {
+  if [ -z "$root" ] && [ -d /run/systemd/system ]; then systemctl daemon-reload; fi
+}
+
+check() {
+  cd "$here"
+  [ -f FILES.sha256 ] && [ -f VERSION ] || fail "$here is no whole archive; nothing was changed"
+  sha256sum --check --quiet --strict FILES.sha256 >/dev/null 2>&1 ||
+    fail "files are damaged or missing: unpack the archive again; nothing was changed.
+$(sha256sum --check --quiet FILES.sha256 2>&1 | head -n 3)"
+  listed=$(wc -l <FILES.sha256)
+  present=$(find . -type f ! -name FILES.sha256 | wc -l)
+  [ "$listed" -eq "$present" ] || fail "there are files that no archive had; nothing was changed"
+}
+
+install_version() {
+  check
+  version=$(cat VERSION)
+  mkdir -p "$versions"
+  if ! cmp -s FILES.sha256 "$versions/$version/FILES.sha256"; then
+    rm -rf "$versions/.new"
+    cp -R "$here" "$versions/.new"
+    rm -rf "${versions:?}/$version"
+    mv "$versions/.new" "$versions/$version"
+  fi
+  before=$(target current)
+  if [ -n "$before" ] && [ "$before" != "$version" ]; then point previous "$before"; fi
+  point current "$version"
+  kept=$(target previous)
+  for folder in "$versions"/*; do
+    case "${folder##*/}" in "$version" | "$kept") ;; *) rm -rf "$folder" ;; esac
+  done
+  place_units "$version"
+  mkdir -p "$config" "${program%/*}"
+  chmod 755 "$config"
+  mkdir -p "$config/examples"
+  cp examples/* "$config/examples/"
+  ln -sfn "$home/current/agent/asyncgrpo-agent" "$program"
+  make_user
+  echo "installed $version${before:+ (before: $before)}"
+}
+
+make_user() {
+  [ -z "$root" ] || return 0
+  if ! id asyncgrpo >/dev/null 2>&1; then
+    useradd --system --user-group --home-dir /var/lib/asyncgrpo-agent --shell /usr/sbin/nologin \
+      asyncgrpo || fail "the user asyncgrpo cannot be made; make it, and run this again"
+  fi
+}
+
+rollback() {
+  now=$(target current) before=$(target previous)
+  [ -n "$before" ] && [ -d "$versions/$before" ] || fail "there is no version before ${now:-any}"
+  point current "$before"
+  point previous "$now"
+  place_units "$before"
+  echo "back to $before (before: $now)"
+}
+
+uninstall() {
+  for unit in asyncgrpo-proxy.service asyncgrpo-trainer.service asyncgrpo-replica@.service \
+    asyncgrpo-mount@.service; do
+    rm -f "$units/$unit"
+  done
+  reload
+  rm -f "$program"
+  rm -rf "$root$home"
+  echo "removed; $config and $root/var/lib/asyncgrpo-agent stay"
+}
+
+case "$action" in
+  install) install_version ;;
+  rollback) rollback ;;
+  uninstall) uninstall ;;
+esac
