@@ -37,6 +37,7 @@ LICENCE = re.compile(r"(?i)(licen[cs]e|copying|notice|authors)[^/]*$")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dist", type=Path, required=True)
+    parser.add_argument("--agent", type=Path, required=True, help="the frozen agent's folder")
     parser.add_argument("--version", required=True)
     parser.add_argument("--engine", choices=["none", "cpu", "cuda"], required=True)
     parser.add_argument("--engine-folder", type=Path)
@@ -46,7 +47,7 @@ def main() -> int:
     suffix = "" if options.engine == "none" else f"-{options.engine}"
     name = f"asyncgrpo-agent-{options.version}"
     tree = options.dist / "package" / name
-    assemble(tree, options, epoch_s)
+    assemble(tree, options)
     archive = options.dist / f"{name}-linux-x86_64{suffix}.tar.gz"
     pack(tree, archive, epoch_s, level=6 if options.engine == "none" else 1)
     shutil.rmtree(tree.parent)
@@ -57,10 +58,10 @@ def main() -> int:
     return 0
 
 
-def assemble(tree: Path, options: argparse.Namespace, epoch_s: int) -> None:
+def assemble(tree: Path, options: argparse.Namespace) -> None:
     shutil.rmtree(tree.parent, ignore_errors=True)
     tree.mkdir(parents=True)
-    shutil.copytree(options.dist / "onedir", tree / "agent", symlinks=True)
+    shutil.copytree(options.agent, tree / "agent", symlinks=True)
     if options.engine != "none":
         shutil.copytree(options.engine_folder, tree / "engine", symlinks=True, copy_function=linked)
     for folder in ("systemd", "examples"):
@@ -72,8 +73,8 @@ def assemble(tree: Path, options: argparse.Namespace, epoch_s: int) -> None:
     shipped = agent_distributions()
     folders = [] if options.engine == "none" else list(options.engine_folder.glob("lib/python3*/"))
     engine = [d for f in folders for d in distributions([str(f / "site-packages")])]
-    copy_licences(tree / "LICENSES", [*shipped, *engine], options.dist / "onedir" / "_internal")
-    bill = bill_of_materials(options.version, [*shipped, *engine], epoch_s)
+    copy_licences(tree / "LICENSES", [*shipped, *engine], options.agent / "_internal")
+    bill = bill_of_materials(options.version, [*shipped, *engine])
     (tree / "sbom.cdx.json").write_text(json.dumps(bill, indent=1) + "\n")
     files = sorted(file for file in tree.rglob("*") if file.is_file() and not file.is_symlink())
     lines = [f"{sha256(file)}  ./{file.relative_to(tree).as_posix()}\n" for file in files]
@@ -126,7 +127,7 @@ def keep(source: Path, target: Path) -> None:
 
 
 def bill_of_materials(
-    version: str, found: list[importlib.metadata.Distribution], epoch_s: int
+    version: str, found: list[importlib.metadata.Distribution]
 ) -> dict[str, object]:
     """CycloneDX 1.5; the same inputs give the same text, so it has no serial number."""
     components = [

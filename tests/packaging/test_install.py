@@ -31,7 +31,7 @@ def packed(folder: Path, version: str) -> Path:
     key.write_bytes(KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     argv = [sys.executable, str(ROOT / "build" / "package.py"), f"--dist={dist}", f"--key={key}"]
     env = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
-    words = [f"--version={version}", "--engine=none"]
+    words = [f"--agent={dist / 'onedir'}", f"--version={version}", "--engine=none"]
     subprocess.run([*argv, *words], env=env, check=True, capture_output=True)
     return dist / f"asyncgrpo-agent-{version}-linux-x86_64.tar.gz"
 
