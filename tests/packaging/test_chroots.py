@@ -16,7 +16,7 @@ pytestmark = pytest.mark.deep
 
 DEMO = Path(__file__).parents[2] / "scripts" / "demo_task"
 MOUNTS = ("proc", "sys", "dev", "dev/shm")
-WITHIN = "/usr/bin/env -i PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root".split()
+WITHIN = ["/usr/bin/env", "-i", "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"]
 # No way out of the root's own network but loopback, which needs no tool to be switched on.
 LONELY = ["unshare", "--net", "--fork", "--kill-child"]
 LOOPBACK = "ip link set lo up && exec chroot"
