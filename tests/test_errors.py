@@ -23,6 +23,7 @@ RETRYABLE = {
     "RegistrationRefusedError",
     "StreamResetError",
     "StreamDeadlineError",
+    "EngineHangsError",
     "EngineError",
     "BucketUnavailableError",
 }
