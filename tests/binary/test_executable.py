@@ -37,7 +37,7 @@ def test_both_forms_say_what_they_are(program: Path) -> None:
     assert done.stdout.startswith(f"asyncgrpo-agent {__version__} (binary), Python 3.")
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @pytest.mark.parametrize(("form", "limit_s"), [("onefile", 1.5), ("onedir", 0.6)])
 def test_it_starts_quickly(form: str, limit_s: float, request: pytest.FixtureRequest) -> None:
     program = request.getfixturevalue(form)

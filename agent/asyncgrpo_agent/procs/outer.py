@@ -22,7 +22,7 @@ def follow_outer_process() -> None:
     if not _is_one_file():
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if not _is_this_program(os.getppid()):  # it had died before the kernel was asked
+    if _is_another_program(os.getppid()):  # the outer one had died before the kernel was asked
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -35,8 +35,8 @@ def _is_one_file() -> bool:
     )
 
 
-def _is_this_program(pid: int) -> bool:
+def _is_another_program(pid: int) -> bool:
     try:
-        return os.path.samefile(f"/proc/{pid}/exe", "/proc/self/exe")
-    except OSError:
+        return not os.path.samefile(f"/proc/{pid}/exe", "/proc/self/exe")
+    except OSError:  # no /proc here, or not for this user: nothing is known
         return False
