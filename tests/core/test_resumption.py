@@ -50,14 +50,12 @@ def test_all_are_candidates_and_the_first_is_the_newest(
 
 def test_changes_are_listed_and_the_adapters_shape_has_to_stay() -> None:
     before = settings(
-        dataset="a.jsonl",
-        rewards=["m:f"],
+        task={"dataset": "a.jsonl", "rewards": ["m:f"], "tools": []},
         passthrough={"max_steps": 10, "hub_token": "secret"},
         lora={"r": 8, "lora_dropout": 0.0},
     )
     now = settings(
-        dataset="a.jsonl",
-        rewards=["m:f"],
+        task={"dataset": "a.jsonl", "rewards": ["m:f"], "tools": []},
         passthrough={"max_steps": 20, "beta": 0.1},
         lora={"r": 16, "lora_dropout": 0.1},
     )

@@ -8,13 +8,15 @@ by the bytes it had committed under the name it asked for; FakeVllm signs its an
 What it is told by the job's `grpo` table: `max_steps`, `fake_rollouts` a step, `fake_tokens` each,
 `fake_step_s` that a step takes at least, `fake_lag` versions behind the newest, `fake_hidden` size
 of an adapter, 64 bytes each, `save_steps` between checkpoints, `fake_save_bytes` of an optimizer's
-state in them, `fake_exit` code, `fake_dir` where the counts are written as counts.json.
+state in them, `fake_exit` code, `fake_crash_at` a step of a life that began at step 0, `fake_dir`
+where the counts are written as counts.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -66,6 +68,8 @@ class FakeTrl:
                 if step % int(self.options.get("save_steps", steps + 1)) == 0:
                     size_bytes = int(self.options.get("fake_save_bytes", 1000))
                     save_checkpoint(self.output_dir, step, size_bytes)
+                if step == int(self.options.get("fake_crash_at", 0)) and not begin:
+                    os._exit(70)
                 values = {"reward": min(1.0, step / steps), "ratio": 1.0}
                 self.event(kind="metrics", step=step, max_steps=steps, values=values)
         self.phase("done")

@@ -70,18 +70,19 @@ def settings(
     *,
     script: str = "",
     script_args: list[str] | None = None,
-    dataset: str = "",
-    rewards: list[str] | None = None,
+    task: Mapping[str, Any] | None = None,
     passthrough: Mapping[str, Any],
     lora: Mapping[str, Any],
 ) -> dict[str, str]:
-    """What a checkpoint is made with, as one JSON text for each dotted key. No secrets."""
-    named = {
+    """What a checkpoint is made with, as one JSON text for each dotted key. No secrets.
+
+    `task` is data, rewards and tools; what is empty there is left out.
+    """
+    named: dict[str, Any] = {
         "train.script": script,
         "train.script_args": script_args,
-        "train.dataset": dataset,
-        "train.rewards": rewards,
     }
+    named |= {f"train.{key}": value for key, value in (task or {}).items()}
     values: dict[str, Any] = {key: value for key, value in named.items() if value}
     values |= {f"train.{key}": value for key, value in passthrough.items() if key not in _SECRET}
     values |= {f"train.lora.{key}": value for key, value in lora.items()}

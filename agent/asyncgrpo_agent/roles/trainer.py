@@ -20,6 +20,7 @@ import trio
 from asyncgrpo_agent.config.sections import Config, host_port
 from asyncgrpo_agent.core.adapters import parse_attempt
 from asyncgrpo_agent.core.join import Join
+from asyncgrpo_agent.core.restarts import Failure
 from asyncgrpo_agent.core.slots import DEFAULT_MAX_STALENESS, UNKNOWN_STALENESS
 from asyncgrpo_agent.errors import AgentError, ConfigError
 from asyncgrpo_agent.logs import Log
@@ -38,8 +39,9 @@ from asyncgrpo_agent.roles.registration import (
 from asyncgrpo_agent.roles.trainer_adapters import Adapters
 from asyncgrpo_agent.roles.trainer_checkpoints import Checkpoints
 from asyncgrpo_agent.roles.trainer_fleet import FleetView
-from asyncgrpo_agent.roles.trainer_job import history_file, run_job, write_job
+from asyncgrpo_agent.roles.trainer_job import history_file, run_folder, run_job, write_job
 from asyncgrpo_agent.roles.trainer_link import TrainerLink
+from asyncgrpo_agent.roles.trainer_lives import LifeFailedError, Lives, failure_of_trl
 from asyncgrpo_agent.roles.trainer_resume import Resumed, Resumption, settings_of
 from asyncgrpo_agent.roles.trainer_retention import Retention
 from asyncgrpo_agent.roles.trainer_stall import StallWatch
@@ -76,22 +78,42 @@ async def train(config: Config) -> int:
     digest = await trio.to_thread.run_sync(model_digest, Path(config.model.path))
     host = BucketHost(config.bucket.path, join.run, config.agent)
     async with bucket_mounted(config), host.running() as bucket:
-        return await _run_agent(config, join, digest, bucket)
+        return await _run_lives(config, join, digest, bucket)
 
 
-async def _run_agent(config: Config, join: Join, digest: str, bucket: BucketHost) -> int:
-    attempts = await bucket.list_attempts()
+async def _run_lives(config: Config, join: Join, digest: str, bucket: BucketHost) -> int:
     with History(history_file(config.state_dir, join.run)) as history:
-        agent = TrainerAgent(config, join, digest, history, bucket)
-        agent.link.attempt_seen = attempts[-1].number if attempts else 0
-        try:
-            with trio.CancelScope() as scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_stop_on_signal, scope, agent)
-                    await agent.run()
-                    nursery.cancel_scope.cancel()
-        finally:
-            agent.record("ended", ok=agent.succeeded, reason=agent.outcome or "failed, see its log")
+
+        def tell(reason: str, delay_s: float) -> None:
+            add_to(history, "restarting", reason=reason, in_s=delay_s)
+
+        lives = Lives(config.trainer.restarts, SystemRandom(), tell)
+
+        async def live() -> int:
+            return await _run_agent(config, join, digest, bucket, history)
+
+        return await lives.run(live)
+
+
+async def _run_agent(
+    config: Config, join: Join, digest: str, bucket: BucketHost, history: History
+) -> int:
+    """One life. Raises LifeFailedError if TRL ended it."""
+    attempts = await bucket.list_attempts()
+    agent = TrainerAgent(config, join, digest, history, bucket)
+    agent.link.attempt_seen = attempts[-1].number if attempts else 0
+    try:
+        with trio.CancelScope() as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_stop_on_signal, scope, agent)
+                await agent.run()
+                nursery.cancel_scope.cancel()
+    except BaseException as error:
+        if failure_of_trl(error) is None or agent.stopping:
+            raise
+        raise LifeFailedError(agent.failure(), error) from error
+    finally:
+        agent.record("ended", ok=agent.succeeded, reason=agent.outcome or "failed, see its log")
     return 0 if agent.succeeded or agent.stopping else 1
 
 
@@ -122,6 +144,7 @@ class TrainerAgent:
     outcome: str = ""
     rollouts: int = 0
     rollouts_failed: int = 0
+    began_at: int = 0  # step
     is_training: bool = False
     training: trio.CancelScope = field(default_factory=trio.CancelScope)
     """Of TRL alone: the gateway and the link outlive it."""
@@ -131,7 +154,10 @@ class TrainerAgent:
         rng = SystemRandom()
         self._rng = rng
         self.fleet_view = FleetView(self.config, self.join.run, self.record)
-        self.stall = StallWatch(self.config.trainer.stall_s, self.join.run, self._is_held_up)
+        train_log = run_folder(self.config.state_dir, self.join.run) / "train.log"
+        self.stall = StallWatch(
+            self.config.trainer.stall_s, self.join.run, self._is_held_up, train_log
+        )
         self.addresses = ProxyAddresses(self.config, self.join)
         self.link = TrainerLink(
             self.join,
@@ -186,11 +212,11 @@ class TrainerAgent:
         )
 
     def record(self, kind: str, **fields: object) -> None:
-        """Add to the run's history, which the run does not depend on."""
-        try:
-            self.history.record(kind, time.time(), **fields)  # noqa: TID251 - a role reads the clock
-        except OSError as error:
-            log.warning("history.unwritten", kind=kind, error=error.strerror)
+        add_to(self.history, kind, **fields)
+
+    def failure(self) -> Failure:
+        """How far this life came."""
+        return Failure(began_at=self.began_at, step=self.stall.step)
 
     async def run(self) -> None:
         """From the first dial to the end of TRL."""
@@ -226,7 +252,7 @@ class TrainerAgent:
         """Where this attempt goes on."""
         resumed = await self.resumption.prepare()
         self.checkpoints.leave_earlier_ones(but=None if resumed.is_mirrored else resumed.step)
-        self.stall.step = resumed.step
+        self.began_at = self.stall.step = resumed.step
         if resumed.folder is not None:
             self.record(
                 "resumed",
@@ -398,6 +424,14 @@ class TrainerAgent:
         self.record(kind, **fields)
         if kind == "phase":
             log.info("train.phase", phase=event.get("phase"))
+
+
+def add_to(history: History, kind: str, **fields: object) -> None:
+    """The run does not depend on its history."""
+    try:
+        history.record(kind, time.time(), **fields)  # noqa: TID251 - a role reads the clock
+    except OSError as error:
+        log.warning("history.unwritten", kind=kind, error=error.strerror)
 
 
 def max_staleness(config: Config) -> int:

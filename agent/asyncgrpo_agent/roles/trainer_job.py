@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
+from asyncgrpo_agent.config.kinds import is_hub_name
 from asyncgrpo_agent.config.sections import Config
 from asyncgrpo_agent.errors import ChildExitedError
 from asyncgrpo_agent.procs import child, trl
@@ -37,7 +40,13 @@ def write_job(
         "trust_remote_code": config.model.trust_remote_code,
         "save_s": config.trainer.save_s,
         "dataset": train.dataset,
+        "dataset_config": train.dataset_config,
+        "dataset_split": train.dataset_split,
         "rewards": train.rewards,
+        "reward_weights": train.reward_weights,
+        "tools": train.tools,
+        "environment_factory": train.environment_factory,
+        "environments": train.environments,
         "python_path": train.python_path,
         "output_dir": str(config.output_dir / run_name),
         "gateway": gateway_url,
@@ -47,11 +56,7 @@ def write_job(
             **resume,
         },
         "lora": train.lora,
-        "eval": {
-            "dataset": train.eval.dataset,
-            "samples": train.eval.samples,
-            "max_tokens": train.eval.max_tokens,
-        },
+        "eval": msgspec.to_builtins(train.eval),
     }
     path = run_folder(config.state_dir, run_name) / "job.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +73,7 @@ async def run_job(config: Config, job: Path, *, check: bool) -> None:
         check=check,
         python_path=config.train.python_path,
         scratch=job.parent,
+        offline=not any(map(is_hub_name, (config.train.dataset, config.train.eval.dataset))),
         launch=trl.Launch(
             processes=config.train.processes, accelerate_config=config.train.accelerate_config
         ),

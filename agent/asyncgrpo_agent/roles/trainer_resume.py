@@ -33,6 +33,10 @@ from asyncgrpo_agent.store.last_start import LastStart
 
 log = Log(__name__)
 
+TASK_KEYS: Final = (
+    *("dataset", "dataset_config", "dataset_split"),  # the split is "train" unless it is given
+    *("rewards", "reward_weights", "tools", "environment_factory", "environments"),
+)
 ADAPTER_FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 
 
@@ -221,8 +225,7 @@ def settings_of(config: Config) -> dict[str, str]:
     return resumption.settings(
         script=train.script,
         script_args=train.script_args,
-        dataset=train.dataset,
-        rewards=train.rewards,
+        task={key: value for key in TASK_KEYS if (value := getattr(train, key)) != "train"},
         passthrough=train.passthrough,
         lora=train.lora,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -11,6 +12,8 @@ import trio
 from asyncgrpo_agent.errors import ChildNotReadyError
 
 LOOK_S: Final = 5.0
+TAIL_BYTES: Final = 8192
+TAIL_LINES: Final = 20
 
 
 @dataclass(slots=True)
@@ -20,6 +23,7 @@ class StallWatch:
     limit_s: float  # 0: for ever
     run: str
     is_held_up: Callable[[], bool]
+    log_file: Path | None = None
     step: int = 0
     _heard_at: float = 0.0
 
@@ -38,5 +42,13 @@ class StallWatch:
                 raise ChildNotReadyError(
                     f"no training step for {quiet_s:.0f} s at step {self.step}",
                     where=f"run {self.run}",
-                    fix="See train.log; trainer.stall_s sets the limit",
+                    fix=f"trainer.stall_s sets the limit. Its last lines:\n{self._last_lines()}",
                 )
+
+    def _last_lines(self) -> str:
+        """Of what TRL wrote."""
+        try:
+            text = self.log_file.read_bytes()[-TAIL_BYTES:] if self.log_file else b""
+        except OSError:
+            return "none"
+        return "\n".join(text.decode("utf-8", "replace").splitlines()[-TAIL_LINES:])
