@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from asyncgrpo_engine import rewards, trl_names
+from asyncgrpo_engine import data, named, rewards, tools, trl_names
 from asyncgrpo_engine.job import Job
 from asyncgrpo_engine.problems import Problem, from_exception, unknown_names
 
-_READERS: Final = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 _ATTENTION_LAYERS: Final = {"full_attention", "sliding_attention"}
 _OURS: Final = {  # fields of AsyncGRPOConfig that the agent fills in
     "output_dir": "set train.output_dir",
@@ -46,7 +45,8 @@ class Findings:
 
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    reward_functions: list[rewards.Reward] = field(default_factory=list)
+    reward_functions: list[rewards.Scored] = field(default_factory=list)
+    tooling: tools.Tooling = field(default_factory=tools.Tooling)
     tokenizer: Any = None
     dataset: Any = None
     eval_dataset: Any = None
@@ -60,24 +60,49 @@ def check(job: Job, config_class: Any) -> Findings:
     verdict, reason = trl_names.judge_version(trl_names.installed_version())
     if verdict == "warn":
         found.warnings.append(reason)
-    rewards.extend_path(job.python_path)
-    found.reward_functions, found.problems = rewards.load(job.rewards)
+    named.extend_path(job.python_path)
+    _check_code(job, found)
     found.problems += check_model(Path(job.model))
     if (Path(job.model) / "config.json").is_file():
         found.tokenizer, problems = load_tokenizer(job)
         found.problems += problems
-    found.dataset, problems = load_dataset(job.dataset, job, "train.dataset")
-    found.problems += problems
-    if job.eval.samples and job.eval_dataset != job.dataset:
-        found.eval_dataset, problems = load_dataset(job.eval_dataset, job, "train.eval.dataset")
-        found.problems += problems
-    else:
-        found.eval_dataset = found.dataset
+        if found.tokenizer is not None and not found.tooling.is_empty:
+            found.problems += tools.template_problems(found.tokenizer, job.model)
+    _check_data(job, found)
     found.args, problems = make_args(job, config_class)
     found.problems += problems
     found.peft_config, problems = make_lora(job.lora)
     found.problems += problems
     return found
+
+
+def _check_code(job: Job, found: Findings) -> None:
+    """What the user wrote: tools, environments, rewards."""
+    found.tooling, problems = tools.load(job.tools, job.environment_factory, job.environments)
+    found.problems += problems
+    found.reward_functions, problems = rewards.load(
+        job.rewards, job.reward_weights, needed=not found.tooling.gives_rewards
+    )
+    found.problems += problems
+    if job.eval.samples and not found.tooling.is_empty:
+        what = "answers are sampled without tools and environments"
+        fix = "set it to 0, and look at the reward of training"
+        found.problems.append(Problem(what=what, where="train.eval.samples", fix=fix))
+
+
+def _check_data(job: Job, found: Findings) -> None:
+    if job.dataset:
+        found.dataset, problems = data.load(job.training_data, job.cache_dir)
+        found.problems += problems
+    elif job.environments or not job.environment_factory:
+        found.problems.append(
+            Problem(what="no dataset", where="train.dataset", fix="give a file with prompts")
+        )
+    if job.eval.samples and job.eval_data != job.training_data:
+        found.eval_dataset, problems = data.load(job.eval_data, job.cache_dir)
+        found.problems += problems
+    else:
+        found.eval_dataset = found.dataset
 
 
 def check_model(folder: Path) -> list[Problem]:
@@ -132,50 +157,6 @@ def load_tokenizer(job: Job) -> tuple[Any, list[Problem]]:
             )
         ]
     return tokenizer, []
-
-
-def load_dataset(path: str, job: Job, key: str) -> tuple[Any, list[Problem]]:
-    """The dataset at `path`, with a conversational `prompt` in every row."""
-    where = f"{key} {path!r}"
-    reader = _READERS.get(Path(path).suffix.lower())
-    if reader is None:
-        fix = "use .jsonl, .json, .csv or .parquet"
-        return None, [Problem(what="not a dataset file by its name", where=where, fix=fix)]
-    if not Path(path).is_file():
-        return None, [Problem(what="no such file", where=where, fix="correct the path")]
-    try:
-        import datasets
-
-        datasets.disable_progress_bars()
-        dataset = datasets.load_dataset(
-            reader, data_files=path, split="train", cache_dir=str(job.cache_dir)
-        )
-    except Exception as error:  # Arrow, pandas and datasets raise their own types
-        cause = error.__cause__ or error
-        return None, [from_exception(cause, where=where, fix="correct the file")]
-    return dataset, list(_prompt_problems(dataset, where))
-
-
-def _prompt_problems(dataset: Any, where: str) -> Iterator[Problem]:
-    if "prompt" not in dataset.column_names:
-        names = ", ".join(dataset.column_names)
-        yield Problem(what="no column 'prompt'", where=where, fix=f"rename one of: {names}")
-    elif len(dataset) == 0:
-        yield Problem(what="no rows", where=where, fix="add prompts")
-    elif not _is_conversation(dataset[0]["prompt"]):
-        yield Problem(
-            what="'prompt' is no list of messages",
-            where=where,
-            fix='write it as [{"role": "user", "content": "..."}]',
-        )
-
-
-def _is_conversation(prompt: Any) -> bool:
-    return (
-        isinstance(prompt, list)
-        and bool(prompt)
-        and all(isinstance(message, Mapping) and "role" in message for message in prompt)
-    )
 
 
 def make_args(job: Job, config_class: Any) -> tuple[Any, list[Problem]]:

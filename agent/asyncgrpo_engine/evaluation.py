@@ -1,8 +1,8 @@
 """How often the policy is right: answers sampled through the gateway, scored by the first reward.
 
-The same prompts and the same seeds before and after training, so two results differ by the policy
-alone. Prompts and answers take the same way as in TRL's rollouts: token ids in, token ids out,
-messages to the reward.
+The same prompts and the same seeds every time, so two results differ by the policy alone.
+Prompts and answers take the same way as in TRL's rollouts: token ids in, token ids out, messages to
+the reward.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Samples and scores; made once, run before and after training."""
+    """Samples and scores; made once, run at several times."""
 
     gateway: str
     dataset: Any
@@ -91,13 +91,14 @@ class Evaluation:
     reward: rewards.Reward
     samples: int
     sampling: Sampling
+    concurrency: int = CONCURRENCY
 
     def run(self, model: str) -> Result:
         """The mean reward of `samples` answers that `model` gives, spread over the prompts."""
         rows = [self.dataset[index] for index in range(min(self.samples, len(self.dataset)))]
         asked = [rows[index % len(rows)] for index in range(self.samples)]
         prompts = [self._tokens(row["prompt"]) for row in rows]
-        with ThreadPoolExecutor(CONCURRENCY) as pool:
+        with ThreadPoolExecutor(self.concurrency) as pool:
             bodies = (
                 self.sampling.body(model, prompts[index % len(rows)], index)
                 for index in range(self.samples)
@@ -141,11 +142,19 @@ class Evaluation:
         )
 
 
-def base_model_name(gateway: str, timeout_s: float = 30.0) -> str:
-    """The name under which the server holds the base model: the first of its models."""
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The base model, as the server names it, and its context in tokens."""
+
+    name: str
+    max_tokens: int
+
+
+def served_model(gateway: str, timeout_s: float = 30.0) -> ServedModel:
+    """The first of the server's models."""
     with _LOCAL.open(f"{gateway}/v1/models", timeout=timeout_s) as response:
-        name: str = json.load(response)["data"][0]["id"]
-    return name
+        model = json.load(response)["data"][0]
+    return ServedModel(model["id"], int(model["max_model_len"]))
 
 
 def wait_until_healthy(gateway: str, timeout_s: float) -> None:

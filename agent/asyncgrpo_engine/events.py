@@ -50,12 +50,13 @@ class Events:
 
     def evaluation(
         self,
-        when: Literal["before", "after"],
+        when: Literal["before", "during", "after"],
         *,
         accuracy: float,
         samples: int,
         prompts: int,
         name: str,
+        step: int,
     ) -> None:
         self._put(
             {
@@ -65,8 +66,13 @@ class Events:
                 "samples": samples,
                 "prompts": prompts,
                 "name": name,
+                "step": step,
             }
         )
+
+    def setup(self, facts: Mapping[str, Any]) -> None:
+        """What the run is made with."""
+        self._put({"kind": "setup", **facts})
 
     def error(self, what: str, *, where: str = "", fix: str = "") -> None:
         self._put({"kind": "error", "what": what, "where": where, "fix": fix})

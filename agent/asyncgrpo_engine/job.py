@@ -15,11 +15,32 @@ from typing import Any
 from asyncgrpo_engine.problems import Problem, RefusedError, from_exception, unknown_names
 
 
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where rows come from: a file, or a dataset of the hub with its configuration and split."""
+
+    path: str
+    config: str = ""
+    split: str = "train"
+    key: str = "train.dataset"
+
+    @property
+    def is_on_hub(self) -> bool:
+        return not Path(self.path).is_absolute()
+
+    @property
+    def where(self) -> str:
+        return f"{self.key} {self.path!r}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eval:
     """Answers to sample before and after training; none when `samples` is 0."""
 
     dataset: str = ""  # empty: the training data
+    dataset_config: str = ""
+    dataset_split: str = "train"
+    every_steps: int = 0  # 0: before and after training only
     samples: int = 0
     max_tokens: int = 0  # 0: max_completion_length
 
@@ -27,10 +48,16 @@ class Eval:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     model: str
-    dataset: str
-    rewards: list[str]
     output_dir: str
     gateway: str
+    dataset: str = ""  # a file, or the hub's owner/name
+    dataset_config: str = ""
+    dataset_split: str = "train"
+    rewards: list[str] = field(default_factory=list)
+    reward_weights: list[float] = field(default_factory=list)
+    tools: list[str] = field(default_factory=list)
+    environment_factory: str = ""
+    environments: dict[str, str] = field(default_factory=dict)
     trust_remote_code: bool = False
     script: str = ""  # a program of the user's own, in place of dataset, rewards and lora
     script_args: list[str] = field(default_factory=list)
@@ -41,8 +68,16 @@ class Job:
     eval: Eval = field(default_factory=Eval)
 
     @property
-    def eval_dataset(self) -> str:
-        return self.eval.dataset or self.dataset
+    def training_data(self) -> Source:
+        return Source(self.dataset, self.dataset_config, self.dataset_split, "train.dataset")
+
+    @property
+    def eval_data(self) -> Source:
+        """The training data, unless evaluation has its own."""
+        own = self.eval
+        if not own.dataset:
+            return self.training_data
+        return Source(own.dataset, own.dataset_config, own.dataset_split, "train.eval.dataset")
 
     @property
     def cache_dir(self) -> Path:

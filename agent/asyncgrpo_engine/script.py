@@ -88,6 +88,7 @@ def _watched(original: Callable[..., None], events: Events) -> Callable[..., Non
         original(self, **given)
         watching.watch(self)
         trl_names.end_rollouts_at_once(self)
+        trl_names.notice_dead_rollouts(self)
         refuse_other_syncs(self)
 
     return init

@@ -4,7 +4,7 @@ The job is checked before anything heavy loads; `--check` ends there. With probl
 of standard output is {"error": {"problems": [...]}} and the exit code 78. After SIGTERM it is 143.
 
 TRL's rollout process imports this module again, so nothing here may run on import but the request
-to die with the trainer.
+to die with the trainer, and the seed of its own.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncgrpo_engine import lifetime, trl_names
+from asyncgrpo_engine import failures, lifetime, setup, trl_names
 from asyncgrpo_engine.job import Job, read_job
-from asyncgrpo_engine.problems import EXIT_CONFIG, Problem, RefusedError, from_exception, report
+from asyncgrpo_engine.problems import EXIT_CONFIG, Problem, RefusedError, report
 
 if TYPE_CHECKING:
     from asyncgrpo_engine.checks import Findings
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 if __name__ == "__mp_main__":  # multiprocessing imports this module so, in a process it spawned
     lifetime.die_with_parent()
+    setup.seed_this_process()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     lifetime.stop_on_sigterm()
     try:
         job = read_job(options.config)
-        if options.check:
+    except RefusedError as error:
+        report(error.problems)
+        return EXIT_CONFIG
+    return _run(job, check=options.check)
+
+
+def _run(job: Job, *, check: bool) -> int:
+    """The exit code; what went wrong is reported."""
+    try:
+        if check:
             _check_only(job)
         else:
             _train(job)
@@ -46,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_CONFIG
     except Exception as error:
         traceback.print_exc()
-        report([from_exception(error, where="training")])
+        report([failures.explain(error, job)])
         return 1
     return 0
 
@@ -58,7 +68,8 @@ def _check_only(job: Job) -> None:
         _check_script(job)
     else:
         found = _checked(job, trl_names.config_class_alone())
-        facts |= {"prompts": len(found.dataset), "warnings": found.warnings}
+        rows = 0 if found.dataset is None else len(found.dataset)
+        facts |= {"prompts": rows, "warnings": found.warnings}
     from asyncgrpo_engine import attention
 
     facts["attention"], facts["attention_reason"] = attention.choose(attention.probe())
@@ -88,8 +99,8 @@ def _train(job: Job) -> None:
             events.error(problem.what, where=problem.where, fix=problem.fix)
         raise
     except Exception as error:
-        problem = from_exception(error, where="training")
-        events.error(problem.what, where=problem.where)
+        problem = failures.explain(error, job)
+        events.error(problem.what, where=problem.where, fix=problem.fix)
         raise
     finally:
         lifetime.kill_children()

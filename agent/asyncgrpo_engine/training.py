@@ -5,43 +5,46 @@ Invariant: everything that a user can get wrong was checked before anything here
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback
 
-from asyncgrpo_engine import attention, trl_names
+from asyncgrpo_engine import attention, data, setup, trl_names
 from asyncgrpo_engine.checks import Findings
+from asyncgrpo_engine.evaluating import Evaluations
 from asyncgrpo_engine.evaluation import (
     Evaluation,
     Sampling,
-    base_model_name,
+    served_model,
     wait_until_healthy,
 )
 from asyncgrpo_engine.events import Events, is_first_rank
 from asyncgrpo_engine.job import Job
+from asyncgrpo_engine.problems import RefusedError
 from asyncgrpo_engine.watching import EventCallback, ending_whole, refuse_other_syncs
 
 
 def run(job: Job, found: Findings, events: Events) -> None:
     """Train as the job says; the adapter ends up in `output_dir`/final."""
     args = found.args
-    device = attention.probe()
-    kind, reason = attention.install(device)
-    print(f"attention: {kind} ({reason})", flush=True)
+    kind, reason = attention.install(attention.probe())
+    _tell_setup(job, found, f"{kind} ({reason})", events)
     events.phase("waiting")
     wait_until_healthy(args.vllm_server_base_url, args.vllm_server_timeout)
-    evaluation = _evaluation(job, found)
-    if evaluation is not None and args.resume_from_checkpoint is None:
-        _evaluate(evaluation, "before", base_model_name(evaluation.gateway), events)
+    _check_lengths(job, found)
+    evaluations = _evaluations(job, found, events)
+    if evaluations is not None and args.resume_from_checkpoint is None:
+        evaluations.before()
     events.phase("loading")
-    trainer = _make_trainer(job, found, events)
+    trainer = _make_trainer(job, found, events, evaluations)
     with ending_whole(trainer, job.save_s):
         trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     if job.eval.samples:
         trl_names.sync_now(trainer)
-    if evaluation is not None:
-        _evaluate(evaluation, "after", trl_names.policy_name(trainer), events)
+    if evaluations is not None:
+        evaluations.after(trainer)
     events.phase("saving")
     final = Path(job.output_dir) / "final"
     trl_names.save_adapter(trainer, final)
@@ -49,8 +52,58 @@ def run(job: Job, found: Findings, events: Events) -> None:
     events.phase("done")
 
 
-def _make_trainer(job: Job, found: Findings, events: Events) -> Any:
-    watching = EventCallback(events)
+def _tell_setup(job: Job, found: Findings, attention_path: str, events: Events) -> None:
+    """Versions, ways and seeds, before anything that takes long."""
+    args, first_step = found.args, trl_names.step_of(found.args.resume_from_checkpoint)
+    facts = {
+        "versions": setup.versions(),
+        "sync": "adapters by name, through the gateway",
+        "attention": attention_path,
+        "seeds": {
+            "train": args.seed,
+            "data": args.data_seed if args.data_seed is not None else args.seed,
+            "rollouts": setup.seed_rollouts(args.seed, first_step),
+            "eval": f"0..{job.eval.samples - 1}" if job.eval.samples else "none",
+        },
+    }
+    events.setup(facts)
+    if is_first_rank():
+        print("\n".join(setup.lines(facts)), flush=True)
+
+
+def _check_lengths(job: Job, found: Findings) -> None:
+    """Raises RefusedError for prompts that the server could not answer."""
+    if found.dataset is None or not is_first_rank():
+        return
+    context = data.Context(
+        model_tokens=served_model(found.args.vllm_server_base_url).max_tokens,
+        answer_tokens=found.args.max_completion_length,
+    )
+    problems = data.length_problems(
+        found.dataset, job.training_data.where, context, partial(_tokens, found)
+    )
+    if problems:
+        raise RefusedError(problems)
+
+
+def _tokens(found: Findings, prompt: list[Any]) -> int:
+    """Of a prompt as TRL asks it, but for what an environment's `reset` adds."""
+    ids = found.tokenizer.apply_chat_template(
+        prompt,
+        return_dict=False,
+        add_generation_prompt=True,
+        tools=found.tooling.shown or None,
+        **(found.args.chat_template_kwargs or {}),
+    )
+    return len(ids)
+
+
+def _make_trainer(
+    job: Job, found: Findings, events: Events, evaluations: Evaluations | None
+) -> Any:
+    callbacks: list[Any] = [EventCallback(events)]
+    if evaluations is not None:
+        callbacks.append(evaluations.callback())
     trainer = trl_names.trainer_class()(
         model=job.model,
         reward_funcs=found.reward_functions,
@@ -58,43 +111,30 @@ def _make_trainer(job: Job, found: Findings, events: Events) -> Any:
         train_dataset=found.dataset,
         processing_class=found.tokenizer,
         peft_config=found.peft_config,
-        callbacks=[watching],
+        tools=found.tooling.tools or None,
+        environment_factory=found.tooling.environment_factory,
+        callbacks=callbacks,
     )
-    watching.watch(trainer)
+    for callback in callbacks:
+        callback.watch(trainer)
     trl_names.end_rollouts_at_once(trainer)
+    trl_names.notice_dead_rollouts(trainer)
     trainer.remove_callback(PrinterCallback)
     trainer.remove_callback(ProgressCallback)
     refuse_other_syncs(trainer)
     return trainer
 
 
-def _evaluation(job: Job, found: Findings) -> Evaluation | None:
+def _evaluations(job: Job, found: Findings, events: Events) -> Evaluations | None:
+    """Only the first rank has any."""
     if not job.eval.samples or not is_first_rank():
         return None
-    return Evaluation(
+    evaluation = Evaluation(
         gateway=found.args.vllm_server_base_url,
         dataset=found.eval_dataset,
         tokenizer=found.tokenizer,
-        reward=found.reward_functions[0],
+        reward=found.reward_functions[0].unweighted(),
         samples=job.eval.samples,
         sampling=Sampling.of(found.args, job.eval.max_tokens),
     )
-
-
-def _evaluate(
-    evaluation: Evaluation, when: Literal["before", "after"], name: str, events: Events
-) -> None:
-    events.phase("evaluating")
-    result = evaluation.run(name)
-    events.evaluation(
-        when,
-        accuracy=result.accuracy,
-        samples=result.samples,
-        prompts=result.prompts,
-        name=name,
-    )
-    print(
-        f"accuracy {when} training: {result.accuracy:.3f} "
-        f"({result.samples} answers to {result.prompts} prompts, {name})",
-        flush=True,
-    )
+    return Evaluations(evaluation, events, job.eval.every_steps)

@@ -105,6 +105,36 @@ def parse_response(tokenizer: Any, ids: Sequence[int], prefix: Sequence[int]) ->
     return message
 
 
+def rewards() -> dict[str, Callable[..., Any]]:
+    """TRL's own rewards by name, and the makers of some, which are called get_…."""
+    from trl import rewards as module
+
+    names = [name for names in module._import_structure.values() for name in names]
+    return {name: getattr(module, name) for name in names}
+
+
+def missing_for_reward(name: str) -> str:
+    """The package that the reward `name` of TRL wants and this Python lacks, or ""."""
+    from trl.import_utils import is_math_verify_available
+
+    return "math-verify" if "accuracy" in name and not is_math_verify_available() else ""
+
+
+def describe_tool(function: Callable[..., Any]) -> dict[str, Any]:
+    """A tool as the model is shown it; raises for one without type hints or docstring."""
+    from transformers.utils import get_json_schema
+
+    schema: dict[str, Any] = get_json_schema(function)
+    return schema
+
+
+def supports_tools(tokenizer: Any) -> bool:
+    """Whether the chat template shows tool calls and their results."""
+    from trl.chat_template_utils import supports_tool_calling
+
+    return bool(supports_tool_calling(tokenizer))
+
+
 def packing() -> Any:
     """The module whose `_flash_attn()` gives the object that tree attention calls."""
     from trl.experimental.async_grpo import packing as module
@@ -143,6 +173,40 @@ def end_rollouts_at_once(trainer: Any) -> None:
     worker.stop = stop
 
 
+def notice_dead_rollouts(trainer: Any) -> None:
+    """Make TRL's look at the rollout process, every 5 s of an empty queue, see that it is gone.
+
+    TRL itself waits for 300 s without a heartbeat when somebody else has killed it.
+    """
+    worker = trainer.rollout_worker
+    if worker is None:  # only the first rank has one
+        return
+    original = worker.check_health
+
+    def check_health(stale_after_s: float) -> None:
+        original(stale_after_s)
+        code = None if worker._process is None else worker._process.exitcode
+        if code is not None:
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            raise RuntimeError(f"TRL's rollout process {how}")
+
+    worker.check_health = check_health
+
+
+def rollout_failure(error: BaseException) -> str | None:
+    """What ended the rollout process, as TYPE: MESSAGE, if `error` is how TRL tells of it.
+
+    TRL chains "TYPE: MESSAGE" and the traceback, as one text, below an error of its own.
+    """
+    text = str(error)
+    if "Rollout worker heartbeat stale" in text:
+        return f"RolloutsHungError: {text}"
+    cause = error.__cause__
+    if "Rollout worker child has failed" not in text or cause is None:
+        return None
+    return str(cause).partition("\nTraceback")[0].strip()
+
+
 def syncs_adapters(trainer: Any) -> bool:
     """False when TRL would push merged weights over NCCL."""
     return bool(trainer._lora_sync)
@@ -152,6 +216,11 @@ def sync_now(trainer: Any) -> None:
     """Publish the policy as it is, unless the last step has done so."""
     if trainer.state.global_step % trainer.args.weight_sync_steps:
         trainer._sync_weight()
+
+
+def add_metric(trainer: Any, name: str, value: float) -> None:
+    """Log `value` with the next step that is logged, by every callback and to every report."""
+    trainer._metrics["train"][name].append(value)
 
 
 def any_rank(accelerator: Any, value: bool) -> bool:
@@ -175,6 +244,17 @@ def is_saved(trainer: Any) -> bool:
     except (OSError, ValueError):
         return False
     return bool(state.get("global_step") == trainer.state.global_step)
+
+
+def step_of(checkpoint: str | None) -> int:
+    """The step that a folder of TRL's was saved at; 0 for none, or one that says nothing."""
+    if checkpoint is None:
+        return 0
+    try:
+        state = json.loads((Path(checkpoint) / "trainer_state.json").read_bytes())
+        return int(state["global_step"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def save_checkpoint(trainer: Any) -> None:

@@ -100,6 +100,7 @@ def measured(run: Progress, *, replicas: int, install_s: float, wall_s: float) -
         "heldout_prompts": after.prompts if after else 0,
         "heldout_samples": after.samples if after else 0,
         "heldout_accuracy_before": before.accuracy if before else None,
+        "heldout_accuracy_during": [round(value, 4) for value in run.series("eval/accuracy")],
         "heldout_accuracy_after": after.accuracy if after else None,
         "ratio_mean": round(sum(ratios) / len(ratios), 5) if ratios else None,
         "ratio_min": round(min(ratios), 5) if ratios else None,

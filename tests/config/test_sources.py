@@ -282,6 +282,14 @@ def test_secrets_are_not_repeated_in_problems() -> None:
         ('[proxy]\ncertificate = "a.pem"\n', "proxy.certificate (agent.toml): useless without"),
         ('[proxy]\nkey = "a.pem"\n', "proxy.key (agent.toml): useless without proxy.certificate"),
         ('[train]\ndataset = "a.txt"\n', "of no kind that can be read"),
+        ('[train]\ndataset = "data/a.txt"\n', "of no kind that can be read"),
+        ("[train]\nreward_weights = [1, 2, 3]\n", "3 weights for 0 rewards"),
+        ('[train.environments]\na = "game"\n', "expected module:Class, got 'game'"),
+        (
+            '[train]\nenvironment_factory = "m:A"\n[train.environments]\nb = "m:B"\n',
+            "useless beside train.environment_factory",
+        ),
+        ('[train]\ntools = ["m:f"]\n[train.eval]\nsamples = 1\n', "sampled without tools"),
         (
             '[train]\nvllm_server_base_url = "x"\n',
             "train.vllm_server_base_url (agent.toml): set by",
@@ -293,6 +301,19 @@ def test_secrets_are_not_repeated_in_problems() -> None:
 )
 def test_rules(text: str, problem: str) -> None:
     assert problem in problems(text)
+
+
+def test_a_dataset_of_a_hub_keeps_its_name() -> None:
+    text = '[train]\ndataset = "trl-lib/DeepMath-103K"\n[train.eval]\ndataset = "held/out.jsonl"\n'
+    config = configure(text)
+    assert config.train.dataset == "trl-lib/DeepMath-103K"
+    assert config.train.eval.dataset.endswith("/held/out.jsonl")
+    assert config.train.eval.dataset.startswith("/")
+
+
+def test_an_environment_may_give_prompts_and_rewards() -> None:
+    text = '[train]\nenvironment_factory = "games:Chess"\ndataset = ""\nrewards = []\n'
+    assert configure(text).train.environment_factory == "games:Chess"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from asyncgrpo_engine.evaluation import (  # noqa: E402
     EvaluationError,
     Result,
     Sampling,
-    base_model_name,
+    ServedModel,
+    served_model,
     wait_until_healthy,
 )
 
@@ -59,7 +60,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        self._send(200, {"data": [{"id": "base"}, {"id": "other"}]})
+        self._send(200, {"data": [{"id": "base", "max_model_len": 512}, {"id": "other"}]})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -142,4 +143,4 @@ def test_a_refusal_is_told(server: Server) -> None:
 
 def test_names_and_health(server: Server) -> None:
     wait_until_healthy(server.url, 1.0)
-    assert base_model_name(server.url) == "base"
+    assert served_model(server.url) == ServedModel("base", 512)

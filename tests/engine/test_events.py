@@ -51,7 +51,7 @@ def test_events_arrive_in_order(gateway: Gateway) -> None:
     events = Events(gateway.url + "/")
     events.phase("loading")
     events.metrics(step=1, max_steps=9, values={"reward": 0.5})
-    events.evaluation("before", accuracy=0.25, samples=8, prompts=4, name="base")
+    events.evaluation("before", accuracy=0.25, samples=8, prompts=4, name="base", step=0)
     events.error("broke", where="here")
     events.close()
     assert [path for path, _ in gateway.received] == ["/.agrpo/event"] * 4
@@ -65,6 +65,7 @@ def test_events_arrive_in_order(gateway: Gateway) -> None:
             "samples": 8,
             "prompts": 4,
             "name": "base",
+            "step": 0,
         },
         {"kind": "error", "what": "broke", "where": "here", "fix": ""},
     ]

@@ -30,7 +30,9 @@ def test_a_full_job(tmp_path: Path) -> None:
     job = read_job(write(tmp_path, JOB | {"grpo": {"max_steps": 3}, "eval": {"samples": 9}}))
     assert job.grpo == {"max_steps": 3}
     assert job.eval == Eval(samples=9)
-    assert job.eval_dataset == "/d.jsonl"
+    assert job.eval_data == job.training_data
+    assert job.training_data.where == "train.dataset '/d.jsonl'"
+    assert not job.training_data.is_on_hub
 
 
 def test_all_problems_at_once(tmp_path: Path) -> None:

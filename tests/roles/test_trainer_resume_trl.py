@@ -18,6 +18,29 @@ from fakes.fleet import Site
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 TASK = fleet.ROOT / "scripts" / "demo_task"
 STEPS = 8
+REWARDS = ["rewards:exact_answer", "sums_world:length", "trl:think_format_reward"]
+SUMS = '''
+class Sums:
+    """An environment with one tool and a reward of its own."""
+
+    def reset(self, **row):
+        return " Use the tools."
+
+    def add(self, a: int, b: int) -> int:
+        """Add.
+
+        Args:
+            a: One number.
+            b: Another.
+        """
+        return a + b
+
+    def get_reward(self) -> float:
+        return 0.25
+
+async def length(completions, **columns):
+    return [float(len(str(completion)) % 7) for completion in completions]
+'''
 
 
 @pytest.fixture
@@ -72,12 +95,25 @@ def test_two_processes_stop_at_the_same_step(site: Site, engine_python: str) -> 
     assert len(list(folder.glob("rng_state_*.pth"))) == 2
 
 
+def with_an_environment(site: Site) -> list[str]:
+    (site.folder / "sums_world.py").write_text(SUMS)
+    return [
+        f"--set=train.rewards={json.dumps(REWARDS)}",
+        "--set=train.reward_weights=[1, 0.5, 2]",
+        "--set=train.environment_factory=sums_world:Sums",
+        f"--set=train.python_path={json.dumps([str(TASK), str(site.folder)])}",
+    ]
+
+
 def test_a_stop_costs_no_step(site: Site, engine_python: str) -> None:
-    replica = site.replica("r0", f"--model={TASK / 'model'}")
-    stop_at_step_3(site, start(site, "one", engine_python))
+    """With several rewards and an environment, which are found again on the other host."""
+    more = with_an_environment(site)
+    room = '--set=engine.args=["--max-model-len=4096"]'  # the tool takes a tiny tokenizer's tokens
+    replica = site.replica("r0", f"--model={TASK / 'model'}", room)
+    stop_at_step_3(site, start(site, "one", engine_python, *more))
     logged = steps(site, "one")
 
-    second = start(site, "two", engine_python)
+    second = start(site, "two", engine_python, *more)
     assert second.process.wait(180) == 0, second.text()
     (resumed,) = records(site, "two", "resumed")
     assert resumed["source"] == "bucket"
@@ -85,6 +121,10 @@ def test_a_stop_costs_no_step(site: Site, engine_python: str) -> None:
     assert logged == list(range(1, len(logged) + 1))
     assert steps(site, "two") == list(range(resumed["step"] + 1, STEPS + 1))
     assert replica.process.wait(20) == 0
+    values = records(site, "two", "metrics")[0]["values"]
+    rewards = ("exact_answer", "length", "think_format_reward", "Sums")
+    assert values["rewards/Sums"] == 0.25
+    assert values["reward"] == pytest.approx(sum(values[f"rewards/{name}"] for name in rewards))
 
     state = json.loads(trainer_state(site, "two").read_text())
     assert state["global_step"] == STEPS

@@ -20,6 +20,7 @@ from typing import Final, TextIO
 from msgspec import structs
 
 from asyncgrpo_agent.config.keys import Problem, config_error
+from asyncgrpo_agent.config.kinds import is_hub_name
 from asyncgrpo_agent.config.sections import Config, Role
 from asyncgrpo_agent.errors import ConfigError
 
@@ -250,7 +251,8 @@ def _training(config: Config) -> Iterator[Problem]:
         "train.dataset",
         "train.eval.dataset",
     ):
-        yield from _at(config, path, "file", "Give a file on this host")
+        if not is_hub_name(str(config.value(path))):
+            yield from _at(config, path, "file", "Give a file on this host")
     for folder in config.train.python_path:
         if fault := _missing(folder, "folder"):
             origin = config.origins.get("train.python_path", "")

@@ -6,7 +6,9 @@ paths.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import re
+from pathlib import PurePath
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -39,7 +41,13 @@ HostName = Annotated[
         title="a name of letters, digits, '.', '_' and '-', at most 64 long",
     ),
 ]
-Reward = Annotated[str, Meta(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")]
+# A name of a model hub stays as it is.
+DataSource = Annotated[
+    str, Meta(title="the path of a file, or OWNER/NAME of a model hub", extra={"path": "data"})
+]
+CODE_NAME: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+CodeName = Annotated[str, Meta(pattern=rf"^{CODE_NAME.pattern}\Z")]
+CodeNameOrNone = Annotated[str, Meta(pattern=rf"^({CODE_NAME.pattern})?\Z", title="module:name")]
 LogLevel = Literal["debug", "info", "warning", "error"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
 LoraRank = Literal[1, 8, 16, 32, 64, 128, 256, 320, 512]  # what vLLM accepts
@@ -47,6 +55,16 @@ BucketSource = Literal["bucket", "link"]
 UploadChecksums = Annotated[
     Literal["", "off", "crc32c", "crc64nvme"], Meta(title="off, crc32c, crc64nvme or nothing")
 ]
+
+
+_HUB_NAME: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_FILE_SUFFIX: Final = re.compile(r"\.[A-Za-z]+")
+
+
+def is_hub_name(text: str) -> bool:
+    """Whether a DataSource names a dataset of a model hub, and no file."""
+    is_name = _HUB_NAME.fullmatch(text) is not None
+    return is_name and _FILE_SUFFIX.fullmatch(PurePath(text).suffix) is None
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from pathlib import PurePath
 from typing import Final
 
 from asyncgrpo_agent.config.keys import KEYS, Problem, key_of, variable_of
+from asyncgrpo_agent.config.kinds import CODE_NAME, is_hub_name
 from asyncgrpo_agent.config.s3 import endpoint_fault, s3_address
 from asyncgrpo_agent.config.sections import REQUIRED, Config, host_port
 from asyncgrpo_agent.config.upstream_rules import embedded_problems, upstream_problems
@@ -48,6 +49,10 @@ OWNED_ENGINE_FLAGS: Final = {
     "asc": _ONE_ENGINE,
     "config": "Write its flags into engine.args, so that they can be checked",
 }
+_OF_TASK: Final = (
+    *("dataset", "rewards", "reward_weights", "tools", "environment_factory"),
+    *("environments", "lora"),
+)
 OWNED_TRAIN_KEYS: Final = {
     "vllm_server_base_url": "TRL talks to this agent's gateway (trainer.gateway); leave it out",
     "vllm_server_timeout": "Use trainer.min_replicas and trainer.wait_replicas_s",
@@ -85,8 +90,11 @@ def _at(config: Config, path: str, what: str, fix: str = "") -> Problem:
 def _required(config: Config) -> Iterator[Problem]:
     for path in REQUIRED[config.role]:
         is_made = path == "link.join" and (config.join_line or config.has_proxy)
-        is_scripts = path.startswith("train.") and config.train.script
-        if not (config.value(path) or is_made or is_scripts):
+        train = config.train
+        is_elsewhere = path.startswith("train.") and (
+            train.script or train.environment_factory or (train.environments and "rew" in path)
+        )
+        if not (config.value(path) or is_made or is_elsewhere):
             fix = f"Set it in the file or as ${variable_of(path)}: {key_of(path).doc}"
             yield _at(config, path, f"missing, and role {config.role} needs it", fix.rstrip("."))
 
@@ -247,7 +255,7 @@ def _script_alone(config: Config) -> Iterator[Problem]:
         if train.script_args:
             yield _at(config, "train.script_args", "useless without train.script", "Set both")
         return
-    given = [key for key in ("dataset", "rewards", "lora") if getattr(train, key)]
+    given = [key for key in _OF_TASK if getattr(train, key)]
     given += ["eval"] if train.eval.samples else []
     for name in (*given, *train.passthrough):
         yield _at(config, f"train.{name}", "is the script's matter", f"Set it in {train.script}")
@@ -256,9 +264,31 @@ def _script_alone(config: Config) -> Iterator[Problem]:
 def _dataset_kinds(config: Config) -> Iterator[Problem]:
     for path in ("train.dataset", "train.eval.dataset"):
         name = str(config.value(path))
-        if name and not name.lower().endswith(DATASET_SUFFIXES):
+        if name and not is_hub_name(name) and not name.lower().endswith(DATASET_SUFFIXES):
             what = f"{name} is of no kind that can be read"
-            yield _at(config, path, what, f"Use a {', '.join(DATASET_SUFFIXES)} file")
+            fix = f"Use a {', '.join(DATASET_SUFFIXES)} file, or OWNER/NAME of a model hub"
+            yield _at(config, path, what, fix)
+
+
+def _as_many_weights(config: Config) -> Iterator[Problem]:
+    weights, rewards = config.train.reward_weights, config.train.rewards
+    if weights and len(weights) != len(rewards):
+        what = f"{len(weights)} weights for {len(rewards)} rewards"
+        yield _at(config, "train.reward_weights", what, "Give one for each, or none")
+
+
+def _environments(config: Config) -> Iterator[Problem]:
+    train = config.train
+    if train.environments and train.environment_factory:
+        what = "useless beside train.environment_factory"
+        yield _at(config, "train.environments", what, "Leave one of them out")
+    for name, value in train.environments.items():
+        if not (isinstance(value, str) and CODE_NAME.fullmatch(value)):
+            what = f"expected module:Class, got {value!r}"
+            yield _at(config, f"train.environments.{name}", what)
+    if train.eval.samples and (train.tools or train.environments or train.environment_factory):
+        what = "answers are sampled without tools and environments"
+        yield _at(config, "train.eval.samples", what, "Set it to 0")
 
 
 def _engine_args(config: Config) -> Iterator[Problem]:
@@ -283,5 +313,7 @@ _RULES: Final[tuple[Callable[[Config], Iterator[Problem]], ...]] = (
     _owned_train_keys,
     _script_alone,
     _dataset_kinds,
+    _as_many_weights,
+    _environments,
     _engine_args,
 )

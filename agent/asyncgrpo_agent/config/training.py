@@ -7,16 +7,19 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from asyncgrpo_agent.config.kinds import (
+    CodeName,
+    CodeNameOrNone,
     Count,
+    DataSource,
     FilePath,
     Flag,
     FolderPath,
     FolderPaths,
     HostPort,
     Positive,
-    Reward,
     Seconds,
     Section,
+    Text,
 )
 
 
@@ -69,6 +72,13 @@ class Trainer(Section, frozen=True, kw_only=True):
             "replicas or the bucket does not count."
         ),
     ] = 1800
+    restarts: Annotated[
+        Count,
+        Meta(
+            description="TRL that crashed or stalled is started again, as a new attempt, until so "
+            "many starts in a row got no further; not if it fails before its first step. 0: never."
+        ),
+    ] = 3
     keep_checkpoints: Annotated[
         Count, Meta(description="TRL's newest checkpoints are kept in the bucket; 0 copies none.")
     ] = 2
@@ -82,12 +92,20 @@ class Trainer(Section, frozen=True, kw_only=True):
 
 
 class Eval(Section, frozen=True, kw_only=True):
-    """Answers sampled before and after training."""
+    """Answers sampled before, during and after training."""
 
     dataset: Annotated[
-        FilePath, Meta(description="JSONL, JSON, CSV or Parquet file. Empty: the training data.")
+        DataSource, Meta(description="As train.dataset. Empty: the training data.")
     ] = ""
+    dataset_config: Annotated[Text, Meta(description="Of a dataset of the hub.")] = ""
+    dataset_split: Annotated[Text, Meta(description="Of a dataset of the hub.")] = "train"
     samples: Annotated[Count, Meta(description="Answers to sample; 0 samples none.")] = 0
+    every_steps: Annotated[
+        Count,
+        Meta(
+            description="Sample again beside training every so many steps; 0: before and after it."
+        ),
+    ] = 0
     max_tokens: Annotated[
         Count, Meta(description="Longest answer in tokens; 0 is train.max_completion_length.")
     ] = 0
@@ -111,17 +129,41 @@ class Train(Section, frozen=True, kw_only=True):
         Meta(description="File of `accelerate config`, as for FSDP2, to start by accelerate."),
     ] = ""
     dataset: Annotated[
-        FilePath, Meta(description="Prompts: a JSONL, JSON, CSV or Parquet file.")
+        DataSource,
+        Meta(
+            description="Prompts: a JSONL, JSON, CSV or Parquet file, or a dataset of the hub. Not "
+            "needed with an environment that gives the prompts."
+        ),
     ] = ""
+    dataset_config: Annotated[Text, Meta(description="Of a dataset of the hub.")] = ""
+    dataset_split: Annotated[Text, Meta(description="Of a dataset of the hub.")] = "train"
     rewards: Annotated[
-        list[Reward],
+        list[CodeName],
         Meta(
             title='a list of rewards, as ["module:function"]',
-            description="Reward functions, each as module:function.",
+            description="Reward functions, each as module:function; trl:NAME is one of TRL's own.",
         ),
     ] = []
+    reward_weights: Annotated[
+        list[float],
+        Meta(
+            title="a list of numbers, one for each reward",
+            description="What each reward counts in the sum. Empty: 1 each.",
+        ),
+    ] = []
+    tools: Annotated[
+        list[CodeName],
+        Meta(
+            title='a list of tools, as ["module:function"]',
+            description="Functions that the model may call, each as module:function.",
+        ),
+    ] = []
+    environment_factory: Annotated[
+        CodeNameOrNone,
+        Meta(description="Environment of every rollout, as module:Class, its methods being tools."),
+    ] = ""
     python_path: Annotated[
-        FolderPaths, Meta(description="Folders that the reward modules are imported from.")
+        FolderPaths, Meta(description="Folders that rewards, tools and environments are in.")
     ] = []
     output_dir: Annotated[
         FolderPath, Meta(description="Checkpoints on this host. Empty: below the state folder.")
@@ -129,6 +171,13 @@ class Train(Section, frozen=True, kw_only=True):
     lora: Annotated[
         dict[str, Any],
         Meta(title="a table", description="PEFT's LoraConfig: r, lora_alpha, target_modules, ..."),
+    ] = {}
+    environments: Annotated[
+        dict[str, Any],
+        Meta(
+            title="a table",
+            description="Several environments, NAME = module:Class; a row's `environment` selects.",
+        ),
     ] = {}
     eval: Eval = Eval()
     passthrough: dict[str, Any] = {}

@@ -22,6 +22,7 @@ from typing import Any, Final, Literal, get_args, get_origin
 import msgspec
 
 from asyncgrpo_agent.config.keys import KEYS, Key, Problem, keys_of
+from asyncgrpo_agent.config.kinds import is_hub_name
 from asyncgrpo_agent.config.sections import SECTIONS, Section
 
 _SWITCH: Final = {"1": True, "yes": True, "on": True, "0": False, "no": False, "off": False}
@@ -229,7 +230,8 @@ def _located(value: object, path_kind: str, folder: Path) -> object:
 def _absolute(text: str, kind: str, folder: Path) -> str:
     is_word = kind == "executable" and "/" not in text
     is_stdin = kind == "join" and text == "-"
-    if not text or is_word or is_stdin:
+    is_name = kind == "data" and is_hub_name(text)
+    if not text or is_word or is_stdin or is_name:
         return text
     return os.path.abspath(folder / os.path.expanduser(text))
 

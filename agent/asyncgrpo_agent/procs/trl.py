@@ -64,8 +64,10 @@ def train_command(
     python_path: Sequence[str],
     scratch: Path,
     launch: Launch,
+    offline: bool = True,
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line and what it adds to the environment. A check is one process."""
+    """The command line and what it adds to the environment. A check is one process; `offline` keeps
+    everybody from asking a model hub."""
     words = ["-m"] if check else launch.words()
     argv = [python, *words, MODULE, "--config", str(job), *(["--check"] if check else [])]
     additions = {
@@ -73,8 +75,9 @@ def train_command(
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",  # TRL forks after tokenizers were used
         "TRL_EXPERIMENTAL_SILENCE": "1",
-        "HF_HUB_OFFLINE": "1",  # model and data are local files
     }
+    if offline:  # model and data are local files
+        additions["HF_HUB_OFFLINE"] = "1"
     return argv, additions
 
 
