@@ -41,6 +41,7 @@ class Retention:
     clock: Callable[[], float] = trio.current_time
     _started: float = field(init=False)
     _forbidden_until: float = float("-inf")
+    _rounds: trio.Lock = field(default_factory=trio.Lock)
 
     def __post_init__(self) -> None:
         self._started = self.clock()
@@ -58,13 +59,14 @@ class Retention:
                 await self.round(is_last=True)
 
     async def round(self, *, is_last: bool = False) -> None:
-        """List, plan, remove."""
-        if not self.adapters.link.attempt or self.clock() < self._forbidden_until:
-            return
-        try:
-            await self._perform(await self._plan(is_last=is_last))
-        except StoreError as error:
-            log.warning("adapters.unpruned", reason=str(error))
+        """List, plan, remove; one round at a time, since the last one may come during another."""
+        async with self._rounds:
+            if not self.adapters.link.attempt or self.clock() < self._forbidden_until:
+                return
+            try:
+                await self._perform(await self._plan(is_last=is_last))
+            except StoreError as error:
+                log.warning("adapters.unpruned", reason=str(error))
 
     async def _plan(self, *, is_last: bool) -> list[Prune]:
         await self.turns.upkeep()
