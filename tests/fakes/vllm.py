@@ -51,7 +51,11 @@ class FakeVllm:
         max_model_len: int = 512,
         max_loras: int = 6,
         max_lora_rank: int = 8,
+        max_cpu_loras: int | None = None,
         dtype: str = "torch.float32",
+        logprobs_mode: str = "processed_logprobs",
+        quantization: str | None = None,
+        kv_cache_dtype: str = "auto",
         tokens_per_s: float | None = None,
         load_delay_s: float = 0.0,
     ) -> None:
@@ -59,7 +63,11 @@ class FakeVllm:
         self.max_model_len = max_model_len
         self.max_loras = max_loras
         self.max_lora_rank = max_lora_rank
+        self.max_cpu_loras = max_cpu_loras or max_loras
         self.dtype = dtype
+        self.logprobs_mode = logprobs_mode
+        self.quantization = quantization
+        self.kv_cache_dtype = kv_cache_dtype
         self.tokens_per_s = tokens_per_s  # of one completion; None: at once
         self.load_delay_s = load_delay_s
         self.fail_with: int | None = None  # the status of every completion
@@ -159,9 +167,17 @@ class FakeVllm:
                 "dtype": self.dtype,
                 "max_model_len": self.max_model_len,
                 "served_model_name": self.model,
+                "logprobs_mode": self.logprobs_mode,
+                "quantization": self.quantization,
             },
-            "lora_config": {"max_loras": self.max_loras, "max_lora_rank": self.max_lora_rank},
+            "lora_config": {
+                "max_loras": self.max_loras,
+                "max_lora_rank": self.max_lora_rank,
+                "max_cpu_loras": self.max_cpu_loras,
+            },
+            "cache_config": {"cache_dtype": self.kv_cache_dtype},
             "parallel_config": {
+                "_api_process_count": 1,
                 "data_parallel_size": 1,
                 "tensor_parallel_size": 1,
                 "pipeline_parallel_size": 1,
@@ -371,7 +387,11 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-model-len", type=int, default=512)
     parser.add_argument("--max-loras", type=int, default=6)
     parser.add_argument("--max-lora-rank", type=int, default=8)
+    parser.add_argument("--max-cpu-loras", type=int)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--logprobs-mode", default="raw_logprobs")
+    parser.add_argument("--quantization")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--fake-tokens-per-s", type=float)
     parser.add_argument("--fake-load-delay-s", type=float, default=0.0)
     parser.add_argument("--fake-start-delay-s", type=float, default=0.0)
@@ -385,6 +405,10 @@ async def _main(argv: list[str]) -> None:
         max_model_len=flags.max_model_len,
         max_loras=flags.max_loras,
         max_lora_rank=flags.max_lora_rank,
+        max_cpu_loras=flags.max_cpu_loras,
+        logprobs_mode=flags.logprobs_mode,
+        quantization=flags.quantization,
+        kv_cache_dtype=flags.kv_cache_dtype,
         dtype=f"torch.{flags.dtype}",
         tokens_per_s=flags.fake_tokens_per_s,
         load_delay_s=flags.fake_load_delay_s,

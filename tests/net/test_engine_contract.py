@@ -18,8 +18,11 @@ import msgspec
 import pytest
 import trio
 
+from asyncgrpo_agent.core.contract import Terms, engine_fault
 from asyncgrpo_agent.errors import EngineError
 from asyncgrpo_agent.net.engine_client import EngineClient
+from asyncgrpo_agent.roles.replica_engine import engine_facts
+from asyncgrpo_agent.wire.messages import EngineFacts
 from fakes.adapters import CONFIG, WEIGHTS, write_adapter
 
 PYTHON_VARIABLE = "ASYNCGRPO_ENGINE_PYTHON"
@@ -39,6 +42,7 @@ FLAGS = [
     "--enable-lora",
     "--max-lora-rank=8",
     "--max-loras=6",
+    "--max-cpu-loras=12",
     "--logprobs-mode=processed_logprobs",
     "--generation-config=vllm",
     "--no-enable-chunked-prefill",
@@ -144,6 +148,30 @@ async def complete(client: EngineClient, model: str | None, **fields: Any) -> tu
     status, content_type, answer = await client.complete("/v1/completions", body, 60)
     assert content_type == "application/json"
     return status, msgspec.json.decode(answer)
+
+
+# --- what it is ----------------------------------------------------------------------------------
+
+
+async def test_all_that_a_fleet_has_to_agree_on_is_told(
+    client: EngineClient, engine: Engine
+) -> None:
+    facts = engine_facts(
+        await client.server_info(), await client.version(), base_model="m", model_digest="d"
+    )
+    assert facts == EngineFacts(
+        base_model="m",
+        model_digest="d",
+        dtype="torch.float32",
+        max_model_len=512,
+        max_loras=6,
+        max_lora_rank=8,
+        vllm_version=facts.vllm_version,
+        max_cpu_loras=12,
+        logprobs_mode="processed_logprobs",
+        kv_cache_dtype="auto",
+    )
+    assert engine_fault(facts, Terms(), None) is None  # of a vLLM that agents know
 
 
 # --- adapters ------------------------------------------------------------------------------------
