@@ -281,6 +281,26 @@ def test_a_signal_waits_for_the_newest_one(site: Site, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_notice_of_the_platform_is_as_good_as_a_signal(site: Site, tmp_path: Path) -> None:
+    site.proxy()
+    replica = site.replica("r1")
+    notice = tmp_path / "notice"
+    trainer = site.trainer(
+        10_000,
+        *SAVING,
+        f'--set=trainer.notice_command=["test", "-e", "{notice}"]',
+        "--set=trainer.notice_every_s=1",
+    )
+    trainer.wait_for("checkpoint.mirrored")
+    notice.touch()
+    assert trainer.process.wait(30) == 0, trainer.text()
+    assert "trainer.noticed" in trainer.text()
+    assert "child=notice_command" not in trainer.text()
+    assert replica.process.poll() is None  # the run is not over
+    assert history(site)[-1]["reason"] == "stopped by SIGTERM"
+
+
+@pytest.mark.slow
 def test_adapters_are_published_while_a_large_one_is_copied(
     site: Site, mounted: Host, tmp_path: Path
 ) -> None:

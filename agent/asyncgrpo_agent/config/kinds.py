@@ -16,6 +16,7 @@ from msgspec import Meta
 Count = Annotated[int, Meta(ge=0, title="a whole number, 0 or more")]
 Positive = Annotated[int, Meta(ge=1, title="a whole number, 1 or more")]
 Seconds = Annotated[float, Meta(ge=0, title="seconds, 0 or more")]
+Interval = Annotated[float, Meta(ge=1, title="seconds, 1 or more")]
 Flag = Annotated[bool, Meta(title="true or false")]
 Text = Annotated[str, Meta(title="text")]
 Texts = Annotated[list[str], Meta(title='a list of texts, as ["a", "b"]')]

@@ -229,17 +229,21 @@ def _enough_replicas(config: Config) -> Iterator[Problem]:
 
 
 def _own_end(config: Config) -> Iterator[Problem]:
-    """Ends that a replica chooses, and what it then does to its host."""
+    """Ends that an agent chooses, and what it then does to its host."""
     keys = ("idle_exit_s", "on_exit_command", "notice_command")
     given = [key for key in keys if getattr(config.replica, key)]
     if config.role == "local":
         for key in given:
             what = "a local fleet ends with its training, and its host is shared"
             yield _at(config, f"replica.{key}", what, "Leave it out")
-    for key in ("on_exit_command", "notice_command"):
-        command = getattr(config.replica, key)
+    commands = {
+        "replica.on_exit_command": config.replica.on_exit_command,
+        "replica.notice_command": config.replica.notice_command,
+        "trainer.notice_command": config.trainer.notice_command,
+    }
+    for name, command in commands.items():
         if command and not command[0]:
-            yield _at(config, f"replica.{key}", "the first word, its program, is empty")
+            yield _at(config, name, "the first word, its program, is empty")
 
 
 def _owned_train_keys(config: Config) -> Iterator[Problem]:

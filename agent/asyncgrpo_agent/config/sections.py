@@ -31,6 +31,7 @@ from asyncgrpo_agent.config.kinds import (
     HostName,
     HostPort,
     HostPorts,
+    Interval,
     JoinPath,
     LogLevel,
     LoraRank,
@@ -268,7 +269,7 @@ class Replica(Section, frozen=True, kw_only=True):
         ),
     ] = []
     notice_every_s: Annotated[
-        Seconds, Meta(description="How long after an end of notice_command it is run again.")
+        Interval, Meta(description="How long after an end of notice_command it is run again.")
     ] = 5
     price_per_hour: Annotated[
         float,
@@ -389,10 +390,21 @@ class Config:
             on_exit_command=redact_args(self.replica.on_exit_command),
             notice_command=redact_args(self.replica.notice_command),
         )
+        trainer = msgspec.structs.replace(
+            self.trainer, notice_command=redact_args(self.trainer.notice_command)
+        )
         link = self.link
         if self.join_line:
             link = msgspec.structs.replace(link, join="(in $ASYNCGRPO_JOIN)")
-        return replace(self, engine=engine, replica=replica, train=train, link=link, join_line="")
+        return replace(
+            self,
+            engine=engine,
+            replica=replica,
+            trainer=trainer,
+            train=train,
+            link=link,
+            join_line="",
+        )
 
     def redacted(self) -> dict[str, Any]:
         """`to_table` of this role's sections without secrets."""

@@ -16,10 +16,12 @@ from asyncgrpo_agent.config.kinds import (
     FolderPath,
     FolderPaths,
     HostPort,
+    Interval,
     Positive,
     Seconds,
     Section,
     Text,
+    Texts,
 )
 
 
@@ -79,6 +81,16 @@ class Trainer(Section, frozen=True, kw_only=True):
             "many starts in a row got no further; not if it fails before its first step. 0: never."
         ),
     ] = 3
+    notice_command: Annotated[
+        Texts,
+        Meta(
+            description="Exits with 0 when the platform is about to take this host: the trainer "
+            "then saves and ends as after SIGTERM; run again and again, or waiting itself."
+        ),
+    ] = []
+    notice_every_s: Annotated[
+        Interval, Meta(description="How long after an end of notice_command it is run again.")
+    ] = 5
     keep_checkpoints: Annotated[
         Count, Meta(description="TRL's newest checkpoints are kept in the bucket; 0 copies none.")
     ] = 2

@@ -165,17 +165,20 @@ async def started(
     on_line: Callable[[str], None] | None = None,
     log_file: Path | None = None,
     grace_s: float = GRACE_S,
+    routine: bool = False,
 ) -> AsyncIterator[Child]:
     """Run `argv` for as long as the block lasts; leaving it, in any way, stops the child.
 
     `env` is the whole environment (see `procs.environment`). Standard output and error are one:
     each line goes to `log_file` and to `on_line`. What the block raises comes out as it is.
+    Start and end of a `routine` child, one of many alike, are logged for debugging only.
     """
     _check_executable(name, argv[0], env)
     output = Output(name, on_line=on_line, log_file=log_file)
     process = await _spawn(argv, env=env, cwd=cwd, guard_grace_s=min(grace_s, GUARD_GRACE_S))
     child = Child(name, process, output)
-    log.info("child.started", child=name, pid=child.pid)
+    tell = log.debug if routine else log.info
+    tell("child.started", child=name, pid=child.pid)
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(child._run)
@@ -188,7 +191,7 @@ async def started(
         except BaseException as error:  # raised below, where no nursery wraps it
             failure = error
         await child._release()
-    log.info("child.ended", child=name, pid=child.pid, returncode=child.returncode)
+    tell("child.ended", child=name, pid=child.pid, returncode=child.returncode)
     if failure is not None:
         raise failure
 

@@ -28,7 +28,9 @@ async def noticed(command: Sequence[str], every_s: float) -> None:
     environment, is_failing = child.inherited({}, kind="tool"), False
     while True:
         try:
-            async with child.started("notice_command", command, env=environment) as process:
+            async with child.started(
+                "notice_command", command, env=environment, routine=True
+            ) as process:
                 if await process.wait() == 0:
                     return
             is_failing = False

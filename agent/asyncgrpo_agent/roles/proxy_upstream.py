@@ -58,7 +58,7 @@ def take_seats(config: Config, runs: Runs, environ: Mapping[str, str]) -> list[S
     for upstream in config.proxy.upstream:
         name = upstream.run or config.run.name
         run = runs.open(name)
-        seats.append(Seat(upstream, run, environ))
+        seats.append(Seat(upstream, run, environ, compress=not config.trainer.embed_proxy))
     return seats
 
 
@@ -85,6 +85,7 @@ class Seat:
     upstream: Upstream
     run: ProxyRun
     environ: Mapping[str, str] = field(repr=False)
+    compress: bool = True  # long answers, for a trainer that is not on this host
     facts: m.EngineFacts | None = None
     reason: str = "not reached yet"
     _misses: int = 0
@@ -315,7 +316,7 @@ class Seat:
         seconds = trio.current_time() - began
         if is_engine_answer(status, kind, content):
             self.limit.took(rollout.max_tokens, seconds)
-            return await packed(self.name, status, kind, content)
+            return await packed(self.name, status, kind, content, compress=self.compress)
         if self.limit.is_cut(status, seconds):
             return self._cut(rollout, seconds, f"answered {status}")
         page = failure_message(content)[:_EDGE_CHARS]

@@ -35,12 +35,12 @@ async def answer_rollout(
 
 
 async def packed(
-    replica: str, status: int, content_type: str, content: bytes
+    replica: str, status: int, content_type: str, content: bytes, *, compress: bool = True
 ) -> tuple[m.RolloutAnswer, bytes]:
-    """vLLM's own answer, compressed if it is long."""
+    """vLLM's own answer; with `compress` a long one is made small for the wire."""
     failed = status >= 400
     why = failure_message(content) if failed else ""
-    deflate = len(content) > COMPRESS_OVER_BYTES
+    deflate = compress and len(content) > COMPRESS_OVER_BYTES
     if deflate:
         # In a thread: 2.4 MB take 40 ms, and other rollouts must not wait for it.
         content = await trio.to_thread.run_sync(zlib.compress, content, 1)

@@ -27,6 +27,7 @@ from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.gateway import Gateway
 from asyncgrpo_agent.net.link import Link
 from asyncgrpo_agent.net.rollouts import CompletedRollout
+from asyncgrpo_agent.procs.notice import noticed
 from asyncgrpo_agent.roles.bucket_host import BucketHost
 from asyncgrpo_agent.roles.bucket_mount import bucket_mounted
 from asyncgrpo_agent.roles.registration import (
@@ -78,7 +79,18 @@ async def train(config: Config) -> int:
     digest = await trio.to_thread.run_sync(model_digest, Path(config.model.path))
     host = BucketHost(config.bucket.path, join.run, config.agent)
     async with bucket_mounted(config), host.running() as bucket:
-        return await _run_lives(config, join, digest, bucket)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_end_on_notice, config)
+            code = await _run_lives(config, join, digest, bucket)
+            nursery.cancel_scope.cancel()
+        return code
+
+
+async def _end_on_notice(config: Config) -> None:
+    """As by SIGTERM, whatever the trainer is doing just now."""
+    await noticed(config.trainer.notice_command, config.trainer.notice_every_s)
+    log.info("trainer.noticed", reason="the platform gives notice (trainer.notice_command)")
+    signal.raise_signal(signal.SIGTERM)
 
 
 async def _run_lives(config: Config, join: Join, digest: str, bucket: BucketHost) -> int:
