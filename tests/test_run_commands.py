@@ -91,7 +91,7 @@ def test_what_cannot_be_completed(
 ) -> None:
     line, of_replica = keyless_line(capsys), keyless_line(capsys, "replica")
     for text, words, code, reason in (
-        (of_replica, (), 78, "for a replica, which checks adapters and never signs them"),
+        (of_replica, (), 78, "for a replica, which never signs adapters"),
         (line[:-9], (), 78, "is cut or mistyped"),
         (line, ("--state-dir", "proxy"), 78, "the private key of run 'demo' is not on this host"),
         ("", ("none.txt",), 2, "none.txt: cannot be read: No such file"),

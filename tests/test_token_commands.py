@@ -63,6 +63,7 @@ def test_tokens_are_listed_without_their_secrets(capsys: pytest.CaptureFixture[s
         "id": found.id,
         "role": "replica",
         "run": "demo",
+        "scopes": "",
         "uses_left": 3,
         "last_used": None,
         "ended": "",
@@ -73,6 +74,26 @@ def test_tokens_are_listed_without_their_secrets(capsys: pytest.CaptureFixture[s
     for shown in (table, output(capsys, "token", "list", "--json")):
         assert join.token not in shown
         assert found.sha256 not in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "run", "scopes", "of"),
+    [
+        ([], "*", "view", "all runs"),
+        (["--run", "demo"], "demo", "view", "run demo"),
+        (["--run", "demo", "--rollouts"], "demo", "view,rollouts", "run demo"),
+    ],
+)
+def test_viewers(
+    capsys: pytest.CaptureFixture[str], words: list[str], run: str, scopes: str, of: str
+) -> None:
+    create = ["token", "create", "--role", "viewer", "--address", "a:1", *words]
+    join = decode(output(capsys, *create))
+    assert (join.role, join.run, join.run_public_key) == ("viewer", run, b"")
+    (row,) = rows(capsys)
+    assert (row["role"], row["run"], row["scopes"]) == ("viewer", run, scopes)
+    assert cli.main(["token", "revoke", row["id"]]) == 0
+    assert capsys.readouterr().err == f"token {row['id']} (viewer of {of}) revoked\n"
 
 
 def test_no_tokens(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,6 +157,8 @@ def test_addresses_and_state_come_from_the_proxys_configuration(
         ([*CREATE], 78, "no address for agents to dial. Give one: --address HOST:PORT"),
         ([*CREATE, "--address", "a:1", "--expires", "soon"], 2, "'soon' is no duration such as 7d"),
         ([*CREATE, "--address", "a:1", "--uses", "0"], 2, "--uses: '0' is no number from 1"),
+        (["token", "create", "--role", "trainer"], 2, "--run is missing: a trainer is of one run"),
+        ([*CREATE, "--address", "a:1", "--rollouts"], 2, "--rollouts is for role viewer"),
         (["token"], 2, "required: action"),
         (["token", "delete"], 2, "invalid choice: 'delete'"),
         (["token", "revoke"], 2, "required: ID"),

@@ -30,6 +30,7 @@ _DESCRIPTION: Final = """\
 Decide who may join: make join lines, list their tokens, revoke them.
 
   token create --role replica|trainer --run NAME    make a join line
+  token create --role viewer [--run NAME]           the same, for somebody who looks on
   token list                                        show every token, never the secret
   token revoke ID                                   end one, and the links that are up on it
 """
@@ -63,14 +64,22 @@ def _count(text: str) -> int:
 
 def _create(words: Sequence[str]) -> tuple[str, str]:
     usage = (
-        "token create --role replica|trainer --run NAME [--address HOST:PORT ...]\n"
-        "         [--expires 7d] [--uses N] [--config FILE] [--state-dir DIR] [--output FILE]"
+        "token create --role replica|trainer|viewer --run NAME [--address HOST:PORT ...]\n"
+        "         [--rollouts] [--expires 7d] [--uses N] [--config FILE] [--state-dir DIR]\n"
+        "         [--output FILE]"
     )
     parser = Parser(
         "token create", usage, "Make a join line: one secret line that lets one role join."
     )
-    parser.add_argument("--role", choices=["replica", "trainer"], required=True)
-    parser.add_argument("--run", metavar="NAME", required=True, help="name of the run")
+    parser.add_argument("--role", choices=["replica", "trainer", "viewer"], required=True)
+    parser.add_argument(
+        "--run", metavar="NAME", help="name of the run; a viewer without one sees all runs"
+    )
+    parser.add_argument(
+        "--rollouts",
+        action="store_true",
+        help="a viewer sees sampled rollouts as well, which are people's prompts and data",
+    )
     parser.add_argument(
         "--address",
         metavar="HOST:PORT",
@@ -89,7 +98,8 @@ def _create(words: Sequence[str]) -> tuple[str, str]:
         "--uses",
         metavar="N",
         type=_count,
-        help="processes that it lets in, each as often as it dials; default: any number",
+        help="processes that it lets in, each as often as it dials; of a viewer, logins and"
+        " connections of scripts; default: any number",
     )
     _add_place(parser)
     parser.add_argument("--output", metavar="FILE", help="write it there; default: standard output")
@@ -99,8 +109,12 @@ def _create(words: Sequence[str]) -> tuple[str, str]:
 
 def _join_line(options: argparse.Namespace) -> str:
     from asyncgrpo_agent.core.join import decode
-    from asyncgrpo_agent.store import identity
+    from asyncgrpo_agent.store import identity, tokens
 
+    if options.role != "viewer" and options.run is None:
+        raise UsageError(f"--run is missing: a {options.role} is of one run")
+    if options.role != "viewer" and options.rollouts:
+        raise UsageError("--rollouts is for role viewer")
     for address in options.address:
         try:
             host_port(address)
@@ -110,11 +124,12 @@ def _join_line(options: argparse.Namespace) -> str:
     line = identity.create_join(
         config.state_dir,
         role=options.role,
-        run=options.run,
+        run=tokens.ALL_RUNS if options.run is None else options.run,
         addresses=options.address or config.proxy.public_addresses,
         now_unix_s=_now_unix_s(),
         life_s=options.expires,
         uses=options.uses,
+        rollouts=options.rollouts,
     )
     if options.role == "trainer" and decode(line).run_private_key is None:
         sys.stderr.write(_KEYLESS.format(run=options.run))
@@ -147,6 +162,7 @@ def _row(facts: TokenFacts, now_unix_s: float) -> dict[str, Any]:
         "id": facts.id,
         "role": facts.role,
         "run": facts.run,
+        "scopes": ",".join(facts.scopes),
         "created": _time(facts.created_unix_s),
         "expires": _time(facts.expires_unix_s),
         "uses_left": facts.uses_left,
@@ -170,11 +186,12 @@ def _revoke(words: Sequence[str]) -> tuple[str, str]:
     parser.add_argument("id", metavar="ID", help="as `token list` shows it")
     _add_place(parser)
     options = parser.parse_args(list(words))
-    from asyncgrpo_agent.store.tokens import revoke_token
+    from asyncgrpo_agent.store.tokens import ALL_RUNS, revoke_token
 
     state_dir = _config(options).state_dir
     facts = revoke_token(state_dir, options.id, now_unix_s=_now_unix_s())
-    sys.stderr.write(f"token {facts.id} ({facts.role} of run {facts.run}) revoked\n")
+    of = "all runs" if facts.run == ALL_RUNS else f"run {facts.run}"
+    sys.stderr.write(f"token {facts.id} ({facts.role} of {of}) revoked\n")
     return "", "-"
 
 

@@ -24,9 +24,16 @@ def unix_time_s() -> float:
     return START_S + trio.current_time()
 
 
-def made(state: Path, *, life_s: float | None = None, uses: int | None = None) -> str:
+def made(
+    state: Path,
+    *,
+    role: str = "replica",
+    run: str = "demo",
+    life_s: float | None = None,
+    uses: int | None = None,
+) -> str:
     return tokens.create_token(
-        state, role="replica", run="demo", now_unix_s=START_S, life_s=life_s, uses=uses
+        state, role=role, run=run, now_unix_s=START_S, life_s=life_s, uses=uses
     )
 
 
@@ -93,6 +100,56 @@ async def test_a_use_that_cannot_be_kept_is_not_given(tmp_path: Path) -> None:
     (tmp_path / "proxy" / "tokens.json.new").mkdir()  # in the way of every write
     assert answer(admission, hello(counted))[0] == "retry"
     assert answer(admission, hello(free)) == ("", "")
+
+
+@pytest.mark.parametrize("run", ["demo", tokens.ALL_RUNS])
+async def test_a_viewer_is_no_agent_and_takes_no_adapters(tmp_path: Path, run: str) -> None:
+    token = made(tmp_path, role="viewer", run=run)
+    admission = Admission(tmp_path, unix_time_s)
+    for role in ("replica", "trainer"):
+        for named in ("demo", "*"):
+            message = msgspec.structs.replace(hello(token), role=role, run=named)
+            assert answer(admission, message, role)[0] == "permanent"
+    link, _, _ = unstarted_pair()
+    assert admission.admit_reader(link, token, "demo")
+
+
+async def test_viewers_log_in_as_often_as_they_may(tmp_path: Path) -> None:
+    admission = Admission(tmp_path, unix_time_s)
+    token = made(tmp_path, role="viewer", uses=1)
+    link, other, _ = unstarted_pair()
+    for _ in range(2):
+        facts = admission.admit_viewer(link, token, "s1")
+        assert isinstance(facts, tokens.TokenFacts)
+        assert facts.shows("demo")
+        assert not facts.shows("else")
+    assert admission.admit_viewer(other, token, "s2") == "the token has no uses left"
+    another = made(tmp_path, role="viewer")
+    assert admission.admit_viewer(link, another, "s3") == "the connection is that of another token"
+    admission.leave(link)
+    assert isinstance(admission.admit_viewer(link, another, "s3"), tokens.TokenFacts)
+    for bad, reason in (
+        (made(tmp_path), "the token is not a viewer's"),
+        ("x", "the token is not a viewer's"),
+        (made(tmp_path, role="viewer", life_s=0.0), "the token has expired"),
+    ):
+        assert admission.admit_viewer(other, bad, "s4") == reason
+
+
+async def test_a_viewers_link_is_closed_when_its_token_is_revoked(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    token = made(tmp_path, role="viewer", run=tokens.ALL_RUNS)
+    admission = Admission(tmp_path, unix_time_s)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(admission.watch)
+        here, there, _ = unstarted_pair()
+        await nursery.start(here.run, refuse)
+        assert isinstance(admission.admit_viewer(here, token, "s1"), tokens.TokenFacts)
+        revoke(tmp_path, token)
+        with pytest.raises(LinkError, match="the token was revoked"):
+            await there.run(refuse)
+        nursery.cancel_scope.cancel()
 
 
 @dataclass

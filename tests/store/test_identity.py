@@ -17,7 +17,7 @@ from asyncgrpo_agent.core.adapters import format_attempt, parse_attempt
 from asyncgrpo_agent.core.join import Join, JoinRole, decode, encode
 from asyncgrpo_agent.errors import ConfigError
 from asyncgrpo_agent.store import identity
-from asyncgrpo_agent.store.tokens import find_token
+from asyncgrpo_agent.store.tokens import ALL_RUNS, find_token
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ADDRESSES = ("proxy.example.org:7843",)
@@ -75,7 +75,7 @@ def test_a_trainer_join_is_completed_where_the_key_is(tmp_path: Path) -> None:
 
 
 def test_a_join_that_cannot_be_completed_says_why(state: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="for a replica, which checks adapters and never signs"):
+    with pytest.raises(ConfigError, match="for a replica, which never signs adapters"):
         identity.complete_join(state, encode(join(state, "replica")))
     line = encode(replace(join(state, "trainer"), run_private_key=None))
     with pytest.raises(
@@ -217,6 +217,26 @@ def test_the_token_of_a_join_is_known_with_its_limits(state: Path) -> None:
     assert facts is not None
     assert (facts.role, facts.run, facts.created_unix_s) == ("trainer", "demo", 5.0)
     assert (facts.expires_unix_s, facts.uses_left) == (65.0, 3)
+
+
+@pytest.mark.parametrize("run", ["demo", ALL_RUNS])
+def test_a_viewers_join_has_no_key_and_may_be_for_all_runs(state: Path, run: str) -> None:
+    line = identity.create_join(
+        state, role="viewer", run=run, addresses=ADDRESSES, now_unix_s=5.0, rollouts=True
+    )
+    seen = decode(line)
+    assert (seen.role, seen.run) == ("viewer", run)
+    assert (seen.run_public_key, seen.run_private_key) == (b"", None)
+    facts = find_token(state, seen.token)
+    assert facts is not None
+    assert facts.scopes == ["view", "rollouts"]
+    with pytest.raises(ConfigError, match="for a viewer, which never signs adapters"):
+        identity.complete_join(state, line)
+
+
+def test_a_viewer_of_a_run_that_is_not_known_is_refused(state: Path) -> None:
+    with pytest.raises(ConfigError, match="run 'other' is not known here"):
+        join(state, "viewer", "other")
 
 
 def test_joins_made_at_once_are_all_valid(state: Path) -> None:

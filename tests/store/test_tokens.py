@@ -34,6 +34,21 @@ def test_token_allows_what_it_was_made_for(tmp_path: Path) -> None:
     assert facts.refusal("i", NOW_S + 1e9) == ""
 
 
+@pytest.mark.parametrize(
+    ("role", "run", "shown"),
+    [
+        ("viewer", "demo", ["demo"]),
+        ("viewer", tokens.ALL_RUNS, ["demo", "other"]),
+        ("replica", "demo", []),
+        ("trainer", "demo", []),
+    ],
+)
+def test_who_looks_on_at_which_runs(tmp_path: Path, role: str, run: str, shown: list[str]) -> None:
+    facts = facts_of(tmp_path, tokens.create_token(tmp_path, role=role, run=run, now_unix_s=NOW_S))
+    assert [name for name in ("demo", "other") if facts.shows(name)] == shown
+    assert facts.scopes == (["view"] if shown else [])
+
+
 def test_tokens_are_valid_side_by_side_until_one_is_revoked(tmp_path: Path) -> None:
     old, new = made(tmp_path), made(tmp_path)
     revoked = revoke_token(tmp_path, facts_of(tmp_path, old).id, now_unix_s=NOW_S + 5)

@@ -4,7 +4,7 @@
 anything is dialled. It carries the CA's certificate itself, which OpenSSL then checks the proxy's
 chain against; nothing is ever learnt from the proxy. It holds secrets: never print it but once, and
 never put it into argv. A trainer's line may be made without the run's private key and completed
-where that key is.
+where that key is. A viewer signs and checks nothing: its line has no key, and may be for all runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREFIX: Final = "agrpo1."
 _CHECKSUM_BYTES: Final = 4
 _KEY_BYTES: Final = 32
 
-JoinRole = Literal["replica", "trainer"]
+JoinRole = Literal["replica", "trainer", "viewer"]
 
 
 class _Content(msgspec.Struct, frozen=True):
@@ -38,7 +38,10 @@ class _Content(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join:
-    """Keys are raw Ed25519, 32 bytes; `ca_der` is a certificate; addresses are HOST:PORT."""
+    """Keys are raw Ed25519, 32 bytes; `ca_der` is a certificate; addresses are HOST:PORT.
+
+    A viewer's public key is empty, and its run may be "*".
+    """
 
     addresses: tuple[str, ...]
     ca_der: bytes = field(repr=False)
@@ -82,7 +85,7 @@ def decode(text: str) -> Join:
         content = msgspec.json.decode(body, type=_Content)
     except msgspec.MsgspecError:
         raise _refused("is of another version of the agent") from None
-    keys = [content.run_public_key]
+    keys = [] if content.role == "viewer" else [content.run_public_key]
     keys += [] if content.run_private_key is None else [content.run_private_key]
     if not content.addresses or any(len(key) != _KEY_BYTES for key in keys):
         raise _refused("lacks an address or a key")

@@ -142,9 +142,16 @@ async def run_source(config: Config, run: str, *, over_link: bool) -> AsyncItera
 
 
 def with_join(config: Config, stdin: TextIO) -> Config:
-    """The configuration with its join line read, if it names any."""
+    """The configuration with its join line read, if it names any. Raises ConfigError."""
     if config.join_line or config.link.join:
-        return replace(config, join_line=join_line(config, stdin))
+        line = join_line(config, stdin)
+        if decode(line).role == "viewer":
+            raise ConfigError(
+                "the join is for a viewer, who takes no adapters",
+                where="link.join",
+                fix="Give the join file of an agent of the run",
+            )
+        return replace(config, join_line=line)
     return config
 
 

@@ -101,12 +101,8 @@ class Admission:
             return m.Refused("permanent", fault)
         if role == "replica" and (refusal := _judge_host(hello, nonce)):
             return refusal
-        try:
-            tokens.note_use(self.state_dir, facts.id, hello.instance, self.unix_time_s())
-        except OSError as error:
-            log.error("token.use_unrecorded", token=facts.id, reason=str(error))
-            if facts.uses is not None:
-                return m.Refused("retry", "the proxy cannot write to its state folder", _RETRY_S)
+        if not self._count_use(facts, hello.instance):
+            return m.Refused("retry", "the proxy cannot write to its state folder", _RETRY_S)
         self._links[link] = facts.id
         return None
 
@@ -118,11 +114,40 @@ class Admission:
         facts = tokens.find_token(self.state_dir, token)
         if facts is None or facts.run != run:
             return "the token is not valid for this run"
+        if facts.role == "viewer":
+            return "the token is for a viewer, who takes no adapters"
         if fault := facts.ended(self.unix_time_s()):
             return fault
         if self._links.setdefault(link, facts.id) != facts.id:
             return "the connection is that of another token"
         return ""
+
+    def admit_viewer(self, link: Link, token: str, session: str) -> tokens.TokenFacts | str:
+        """What a viewer's token shows, or why this is none that shows anything.
+
+        A login, or a connection of a script, is one `session`: each costs one of limited uses.
+        A link is one token's, and is closed with it; one that logs out, or ends, must `leave`.
+        """
+        facts = tokens.find_token(self.state_dir, token)
+        if facts is None or facts.role != "viewer":
+            return "the token is not a viewer's"
+        if fault := facts.refusal(session, self.unix_time_s()):
+            return fault
+        if self._links.get(link, facts.id) != facts.id:
+            return "the connection is that of another token"
+        if not self._count_use(facts, session):
+            return "the proxy cannot write to its state folder"
+        self._links[link] = facts.id
+        return facts
+
+    def _count_use(self, facts: tokens.TokenFacts, instance: str) -> bool:
+        """Whether the use counts, and so may be made: one of limited uses has to be on disk."""
+        try:
+            tokens.note_use(self.state_dir, facts.id, instance, self.unix_time_s())
+        except OSError as error:
+            log.error("token.use_unrecorded", token=facts.id, reason=str(error))
+            return facts.uses is None
+        return True
 
     def leave(self, link: Link) -> None:
         """The link has ended, whether its peer was let in or not."""

@@ -32,7 +32,7 @@ from asyncgrpo_agent.store.private_files import (
     write,
     write_json,
 )
-from asyncgrpo_agent.store.tokens import create_token
+from asyncgrpo_agent.store.tokens import ALL_RUNS, create_token
 
 KEY_BYTES: Final = 32
 MAX_ATTEMPT_SEEN: Final = 100_000_000  # a tenth of the numbers that names have room for
@@ -185,11 +185,13 @@ def create_join(
     now_unix_s: float,
     life_s: float | None = None,
     uses: int | None = None,
+    rollouts: bool = False,
 ) -> str:
     """Mint a token for `role` in `run` and give the join line that carries it.
 
-    It is good for `life_s` seconds and `uses` processes; None means without end. A trainer's has
-    the run's private key only if that is on this host; `complete_join` adds it elsewhere.
+    A viewer's may be for `tokens.ALL_RUNS`, and shows sampled `rollouts` if it is to. It is good
+    for `life_s` seconds and `uses` processes; None means without end. A trainer's has the run's
+    private key only if that is on this host; `complete_join` adds it elsewhere.
     """
     if not addresses:
         raise ConfigError(
@@ -197,11 +199,17 @@ def create_join(
             where="proxy.public_addresses",
             fix="Give one: --address HOST:PORT",
         )
-    public = run_public_key(state_dir, run)
+    public = b"" if run == ALL_RUNS else run_public_key(state_dir, run)
     private = _private_key(state_dir, run) if role == "trainer" else None
     ca_pem, _ = ensure_ca(state_dir, datetime.fromtimestamp(now_unix_s, UTC))
     token = create_token(
-        state_dir, role=role, run=run, now_unix_s=now_unix_s, life_s=life_s, uses=uses
+        state_dir,
+        role=role,
+        run=run,
+        now_unix_s=now_unix_s,
+        life_s=life_s,
+        uses=uses,
+        rollouts=rollouts,
     )
     join = Join(
         addresses=tuple(addresses),
@@ -209,7 +217,7 @@ def create_join(
         token=token,
         role=role,
         run=run,
-        run_public_key=public,
+        run_public_key=b"" if role == "viewer" else public,
     )
     return encode(join if private is None else with_run_key(join, private))
 
@@ -219,9 +227,9 @@ def complete_join(state_dir: Path, line: str) -> str:
     join = decode(line)
     if join.role != "trainer":
         raise ConfigError(
-            f"is for a {join.role}, which checks adapters and never signs them",
+            f"is for a {join.role}, which never signs adapters",
             where="the join line",
-            fix=f"Start the {join.role} with it as it is. The trainer's is another:"
+            fix="It is good as it is. The trainer's is another:"
             f" asyncgrpo-agent token create --role trainer --run {join.run}",
         )
     private = _private_key(state_dir, join.run)

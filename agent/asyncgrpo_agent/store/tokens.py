@@ -1,10 +1,13 @@
-"""Tokens: what lets an agent in, kept in `<state>/proxy/tokens.json`.
+"""Tokens: what lets an agent or a viewer in, kept in `<state>/proxy/tokens.json`.
 
 A token is a random 256-bit value of which only the sha256 is stored. A slow hash would add nothing:
 it protects secrets that can be guessed, and these cannot. Its id, the hash's first characters, is
 no secret. Any number may be valid at once, so that a new one can be handed out before the old one
 is revoked. A token that has ended stays in the file for a week, so that its owner is told why; it
 never counts again. Rows go when the file is written for another reason, so it stays small.
+
+A replica's and a trainer's token is one run's. A viewer's is one run's or all runs'; it looks on,
+and sees sampled rollouts only if it was made for that.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ TOKEN_BYTES: Final = 32
 ID_CHARACTERS: Final = 8
 KEEP_ENDED_S: Final = 7 * 86400.0
 MAX_ENDED: Final = 200
+ALL_RUNS: Final = "*"  # is no run's name, so that nothing else takes it for one
 _USED_EVERY_S: Final = 60.0  # a fleet that redials must not rewrite the file for each link
 
 
@@ -40,6 +44,7 @@ class TokenFacts(msgspec.Struct, frozen=True, kw_only=True):
     instances: list[str] = []  # those that have come in, kept only when `uses` is limited
     last_used_unix_s: float | None = None
     revoked_unix_s: float | None = None
+    rollouts: bool = False  # of a viewer: whether it sees prompts and completions
 
     @property
     def id(self) -> str:
@@ -48,6 +53,17 @@ class TokenFacts(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def uses_left(self) -> int | None:
         return None if self.uses is None else max(0, self.uses - len(self.instances))
+
+    @property
+    def scopes(self) -> list[str]:
+        """What a viewer may see; nothing for others, who are no viewers."""
+        if self.role != "viewer":
+            return []
+        return ["view", "rollouts"] if self.rollouts else ["view"]
+
+    def shows(self, run: str) -> bool:
+        """Whether a viewer sees anything of this run; it must not be told of any other."""
+        return self.role == "viewer" and self.run in (ALL_RUNS, run)
 
     def ended_unix_s(self, now_unix_s: float) -> float | None:
         """Since when nobody may stay on this token; None while they may."""
@@ -85,6 +101,7 @@ def create_token(
     now_unix_s: float,
     life_s: float | None = None,
     uses: int | None = None,
+    rollouts: bool = False,
 ) -> str:
     """Make a token and store its hash; the result is the only copy."""
     path = tokens_file(state_dir)
@@ -98,6 +115,7 @@ def create_token(
             created_unix_s=now_unix_s,
             expires_unix_s=None if life_s is None else now_unix_s + life_s,
             uses=uses,
+            rollouts=rollouts,
         )
         _write(path, [*known, facts], now_unix_s)
     return token
