@@ -11,12 +11,13 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from asyncgrpo_agent.config import sources
-from asyncgrpo_agent.core.join import PREFIX
+from asyncgrpo_agent.core.join import PREFIX, decode
 from asyncgrpo_agent.errors import ConfigError, UsageError
 from asyncgrpo_agent.flags import Action, Parser, act
 from asyncgrpo_agent.tables import table
@@ -67,7 +68,9 @@ def _create(words: Sequence[str]) -> tuple[str, str]:
     options = parser.parse_args(list(words))
     from asyncgrpo_agent.store import identity
 
-    public = identity.create_run(_state_dir(options.state_dir), options.name)
+    state_dir = _state_dir(options.state_dir)
+    public = identity.create_run(state_dir, options.name)
+    _record(state_dir, "run.created", options.name, public)
     sys.stderr.write(f"run {options.name} created; its public key:\n")
     return public.hex() + "\n", "-"
 
@@ -89,8 +92,9 @@ def _add(words: Sequence[str]) -> tuple[str, str]:
     options = parser.parse_args(list(words))
     from asyncgrpo_agent.store import identity
 
-    public = _public_key(options.public_key)
-    identity.add_run(_state_dir(options.state_dir), options.name, public)
+    state_dir, public = _state_dir(options.state_dir), _public_key(options.public_key)
+    identity.add_run(state_dir, options.name, public)
+    _record(state_dir, "run.added", options.name, public)
     sys.stderr.write(f"run {options.name} added\n")
     return "", "-"
 
@@ -157,7 +161,10 @@ def _add_key(words: Sequence[str]) -> tuple[str, str]:
     options = parser.parse_args(list(words))
     from asyncgrpo_agent.store import identity
 
-    line = identity.complete_join(_state_dir(options.state_dir), _read(options.file))
+    state_dir = _state_dir(options.state_dir)
+    line = identity.complete_join(state_dir, _read(options.file))
+    join = decode(line)
+    _record(state_dir, "join.completed", join.run, join.run_public_key)
     return line + "\n", options.output or "-"
 
 
@@ -178,6 +185,13 @@ def _read(file: str) -> str:
     except UnicodeDecodeError as error:
         raise UsageError("is no text", where=file) from error
     return text.strip()
+
+
+def _record(state_dir: Path, event: str, run: str, public_key: bytes) -> None:
+    from asyncgrpo_agent.store.audit import AuditLog
+
+    now_unix_s = time.time()  # noqa: TID251 - a command reads the clock
+    AuditLog(state_dir).record(event, now_unix_s, run=run, public_key=public_key.hex())
 
 
 def _add_state_dir(parser: Parser) -> None:

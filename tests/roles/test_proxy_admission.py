@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from asyncgrpo_agent.errors import LinkError
 from asyncgrpo_agent.net.link import Link
 from asyncgrpo_agent.roles.proxy_admission import Admission
 from asyncgrpo_agent.store import tokens
+from asyncgrpo_agent.store.audit import audit_file
 from asyncgrpo_agent.wire import messages as m
 from asyncgrpo_agent.wire.limits import AUTHENTICATED
 from fakes.links import refuse, unstarted_pair
@@ -81,6 +83,20 @@ async def test_refusals_say_why(tmp_path: Path) -> None:
         ),
     ):
         assert answer(admission, message, role) == refusal
+
+
+async def test_strangers_who_are_refused_fill_no_file(
+    tmp_path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    admission = Admission(tmp_path, unix_time_s)
+    for number in range(1000):
+        admission.note_refusal("link.refused", "the token is not valid", peer=f"h:{number}")
+    await trio.sleep(11)
+    admission.note_refusal("link.refused", "the token is not valid", peer="h:last")
+    lines = audit_file(tmp_path).read_text().splitlines()
+    assert [json.loads(line)["held_back"] for line in lines] == [0, 999]
+    assert json.loads(lines[-1])["peer"] == "h:last"
+    assert caplog.text.count("link.refused") == 2
 
 
 async def test_uses_are_spent_by_processes_that_were_let_in(tmp_path: Path) -> None:

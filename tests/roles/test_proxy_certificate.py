@@ -164,7 +164,7 @@ async def test_given_files_are_loaded_again_when_they_change(
         nursery.cancel_scope.cancel()
     first, second, third, last = serials
     assert first != second == third != last
-    assert not (tmp_path / "state").exists()
+    assert not (tmp_path / "state" / "proxy").exists()
 
 
 def written(folder: Path) -> int:

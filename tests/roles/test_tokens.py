@@ -1,12 +1,14 @@
 """Tokens and join lines of a fleet at work: revoked, exchanged, used up, completed elsewhere."""
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from asyncgrpo_agent.core.join import decode
 from fakes import fleet
 from fakes.fleet import Site
 
@@ -29,6 +31,11 @@ def revoke(site: Site, row: dict[str, object]) -> None:
     site.hosts.command("token", "revoke", str(row["id"]), f"--state-dir={site.folder}/proxy")
 
 
+def audited(site: Site) -> list[dict[str, object]]:
+    lines = (site.folder / "proxy" / "audit.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
 def test_a_replica_on_a_revoked_token_goes_and_no_rollout_is_lost(site: Site) -> None:
     proxy = site.proxy()
     site.join_file("replica", "second.join")
@@ -42,9 +49,34 @@ def test_a_replica_on_a_revoked_token_goes_and_no_rollout_is_lost(site: Site) ->
     assert bad.process.wait(20) == 78
     assert "the proxy refused this agent: the token was revoked" in bad.text()
     assert "link.dismissed peer=127.0.0.1:" in proxy.text()
+    (dismissed,) = (one for one in audited(site) if one["event"] == "link.dismissed")
+    assert (dismissed["token"], dismissed["reason"]) == (first["id"], "the token was revoked")
     assert trainer.process.wait(60) == 0, trainer.text()
     assert site.counts() == {"rollouts": 320, "failed": 0, "wrong_bytes": 0, "steps": 20}
     assert good.process.wait(20) == 0
+    assert_audited(site, first)
+
+
+def assert_audited(site: Site, revoked: dict[str, object]) -> None:
+    """Who came, who was sent away, what was committed; and nothing that lets anybody in."""
+    found = audited(site)
+    events = [str(one["event"]) for one in found]
+    assert events[:3] == ["run.created", "ca.created", "token.created"]
+    assert {"token.revoked", "trainer.joined", "replica.left", "trainer.left"} <= {*events}
+    assert events.count("adapter.committed") == 21
+    joined = {one["replica"]: one for one in found if one["event"] == "replica.joined"}
+    assert set(joined) == {"bad", "good"}
+    assert joined["bad"]["token"] == revoked["id"] != joined["good"]["token"]
+    assert joined["bad"]["binds_name"] is True
+    refused = [one for one in found if one["event"] == "link.refused"]
+    assert [(one["token"], one["reason"]) for one in refused] == [
+        (revoked["id"], "the token was revoked")
+    ]
+    text = (site.folder / "proxy" / "audit.jsonl").read_text()
+    for name in ("replica.join", "second.join", "trainer.join"):
+        join = decode((site.folder / name).read_text())
+        assert join.token not in text
+    assert not re.search("agrpo1|PRIVATE", text)
 
 
 def test_a_trainer_on_a_revoked_token_goes_and_the_replicas_stay(site: Site) -> None:

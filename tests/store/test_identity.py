@@ -175,7 +175,8 @@ def test_secrets_are_for_their_owner_alone(tmp_path: Path) -> None:
     identity.save_server_certificate(state, b"chain", b"key")
     files = [path for path in state.rglob("*") if path.is_file()]
     assert {path.name for path in files} == {
-        *("run.key", "run.pub", "ca.pem", "ca.key", "tokens.json", "server.pem", "server.key")
+        *("run.key", "run.pub", "ca.pem", "ca.key", "tokens.json", "server.pem", "server.key"),
+        "audit.jsonl",
     }
     assert {mode(path) for path in files} == {0o600}
     assert mode(state / "proxy") == mode(state / "runs/demo") == 0o700

@@ -89,18 +89,21 @@ async def serve_links(
     *,
     strangers_of_address: int = MAX_STRANGERS_OF_ADDRESS,
     strangers_in_all: int = MAX_STRANGERS,
+    on_refusal: Callable[..., None] = lambda *_, **_fields: None,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Accept for ever; `handler(link, alpn, peer)` runs each link and closes it by returning.
 
     Whoever closes the listeners ends the accepting, not the links that are up.
-    A connection counts as a stranger's until the handler calls `link.authenticated`.
+    A connection counts as a stranger's until the handler calls `link.authenticated`. `on_refusal`
+    is told of each that is not let in, or sent away: an event, its kind, and fields.
     """
     door = _Door(
         context,
         handler,
         Strangers(of_address=strangers_of_address, in_all=strangers_in_all),
         StrangerLog(),
+        on_refusal,
     )
     async with trio.open_nursery() as nursery:
         for listener in listeners:
@@ -133,15 +136,18 @@ class _Door:
         handler: LinkHandler,
         strangers: Strangers,
         stranger_log: StrangerLog,
+        on_refusal: Callable[..., None],
     ) -> None:
         self._context = context
         self._handler = handler
         self._strangers = strangers
         self._stranger_log = stranger_log
+        self._on_refusal = on_refusal
 
     def note_refusal(self, kind: str, *, peer: str, reason: str) -> None:
         severity = log.warning if kind == "capacity" else log.info
         self._stranger_log.note(severity, "accept.refused", kind, peer=peer, reason=reason)
+        self._on_refusal("accept.refused", kind, peer=peer, reason=reason)
 
     async def let_in(self, transport: trio.SocketStream) -> None:
         try:

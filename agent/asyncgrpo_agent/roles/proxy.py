@@ -113,7 +113,12 @@ class Proxy:
             nursery.start_soon(self.replica_door.names.keep)
             nursery.start_soon(self.usage.keep, self.runs)
             nursery.start_soon(certificate.keep)
-            await serve_links(self._listeners, certificate.context, self._serve_link)
+            await serve_links(
+                self._listeners,
+                certificate.context,
+                self._serve_link,
+                on_refusal=self.admission.record_refusal,
+            )
 
     async def leave(self) -> None:
         """Say goodbye on every link, so that nobody takes the end for a loss.
@@ -177,6 +182,7 @@ class Proxy:
         attempt = self._attempt(run_, hello)
         if attempt is None:
             reason = f"attempt {hello.attempt} was superseded by {run_.attempt}"
+            self.admission.record_of(link, "trainer.refused", run=run_.name, reason=reason)
             await refuse(link, control, m.Refused("permanent", reason))
             return
         older, run_.trainer = run_.trainer, None  # its messages no longer count from here on
@@ -190,7 +196,9 @@ class Proxy:
         for refused, why in proxy_engines.require(run_, _terms(hello)):
             refused.refuse(why)
         visitor.run = run_
-        log.info("trainer.joined", run=run_.name, attempt=attempt, peer=link.peer)
+        told = {"run": run_.name, "attempt": attempt}
+        log.info("trainer.joined", **told, peer=link.peer)
+        self.admission.record_of(link, "trainer.joined", **told, name=hello.name)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_push_fleet, run_, control)
@@ -199,12 +207,20 @@ class Proxy:
                     message = await control.receive()
                     if run_.trainer is not here:
                         raise LinkClosedError(f"superseded by attempt {run_.attempt}")
+                    if isinstance(message, m.Published):
+                        self._record_commit(link, run_, message)
                     await self._from_trainer(run_, control, message, nursery)
         finally:
             if run_.trainer is here:
                 run_.trainer = None
             visitor.run = None
-            log.info("trainer.left", run=run_.name, attempt=attempt)
+            log.info("trainer.left", **told)
+            self.admission.record_of(link, "trainer.left", **told)
+
+    def _record_commit(self, link: Link, run_: ProxyRun, message: m.Published) -> None:
+        adapter, commit = message.adapter, message.commit
+        told = {"adapter": adapter.name, "digest": adapter.digest, "commit": commit}
+        self.admission.record_of(link, "adapter.committed", run=run_.name, **told)
 
     def _attempt(self, run_: ProxyRun, hello: m.Hello) -> str | None:
         """A new attempt for a trainer that starts, its own for one that comes back."""

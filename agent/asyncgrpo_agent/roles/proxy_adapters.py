@@ -27,6 +27,7 @@ from asyncgrpo_agent.roles.adapter_transfer import pour
 from asyncgrpo_agent.roles.proxy_admission import PING_DEADLINE_S, PING_S, Admission
 from asyncgrpo_agent.roles.proxy_mirror import Mirrors, RunMirror
 from asyncgrpo_agent.roles.proxy_run import Runs
+from asyncgrpo_agent.store import tokens
 from asyncgrpo_agent.wire import messages as m
 from asyncgrpo_agent.wire.deadlines import READERS
 from asyncgrpo_agent.wire.headers import bearer_of, method_of, path_of, response
@@ -88,7 +89,8 @@ class Reader:
             await self._answer(stream, run, key)
             return
         if token:
-            log.warning("reader.refused", peer=self.link.peer, run=run, reason=fault)
+            told = {"peer": self.link.peer, "run": run, "token": tokens.token_id(token)}
+            self.lending.admission.note_refusal("reader.refused", fault, **told, reason=fault)
         await _say(stream, 401, fault)
         await self.link.aclose("refused")
 
@@ -145,6 +147,7 @@ class Reader:
                 source.close()
         seconds = trio.current_time() - began
         log.info("adapter.lent", peer=self.link.peer, adapter=name, seconds=seconds)
+        self.lending.admission.record_of(self.link, "adapter.lent", adapter=name)
 
 
 async def _say(stream: LinkStream, status: int, text: str) -> None:

@@ -1,5 +1,7 @@
 """Who may come in to the proxy, and for how long they may stay.
 
+Who came in and who did not is in the audit log too, which `record` writes to.
+
 A token is looked at when a hello presents it, and again whenever its file changes or its time
 passes: a link that is up on a token that was revoked, has expired or is gone from the file is
 closed. What a token of limited uses was used for is on disk before anybody is let in on it. A
@@ -22,6 +24,7 @@ from asyncgrpo_agent.net.link import Link
 from asyncgrpo_agent.net.stranger_log import StrangerLog
 from asyncgrpo_agent.roles.proxy_run import ProxyChannel
 from asyncgrpo_agent.store import tokens
+from asyncgrpo_agent.store.audit import AuditLog
 from asyncgrpo_agent.wire import messages as m
 from asyncgrpo_agent.wire.framing import MAX_MESSAGE_BYTES
 from asyncgrpo_agent.wire.host_proof import proof_fault
@@ -54,6 +57,28 @@ class Admission:
     _known: dict[str, tokens.TokenFacts] = field(default_factory=dict)
     _stamp: tuple[int, ...] | None = None
     _refusals: StrangerLog = field(default_factory=StrangerLog)
+    _recorded: StrangerLog = field(default_factory=StrangerLog)
+    _audit: AuditLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._audit = AuditLog(self.state_dir)
+
+    def record(self, event: str, /, **fields: object) -> None:
+        """Write to the audit log."""
+        self._audit.record(event, self.unix_time_s(), **fields)
+
+    def record_of(self, link: Link, event: str, /, **fields: object) -> None:
+        """The same of a peer that was let in."""
+        self.record(event, peer=link.peer, token=self._links.get(link), **fields)
+
+    def record_refusal(self, event: str, kind: str, /, **fields: object) -> None:
+        """The same of a stranger, of whom there may be any number. `kind` is not in their words."""
+        self._recorded.note(self.record, event, kind, **fields)
+
+    def note_refusal(self, event: str, kind: str, /, **fields: object) -> None:
+        """`record_refusal`, and a line in the log."""
+        self._refusals.note(log.warning, event, kind, **fields)
+        self.record_refusal(event, kind, **fields)
 
     async def register(
         self, link: Link, control: ProxyChannel, role: str, nonce: str = ""
@@ -69,7 +94,8 @@ class Admission:
                 control.allow(REPORT_BYTES if role == "replica" else MAX_MESSAGE_BYTES)
                 return hello
             name = hello.name[:MAX_NAME_CHARACTERS]
-            self._note(link, role, refusal.reason, refusal.kind, name=name)
+            shown = {"name": name, "token": tokens.token_id(hello.token)}
+            self._note(link, role, refusal.reason, refusal.kind, **shown)
             await refuse(link, control, refusal)
             return None
         self._note(link, role, "no hello in time")
@@ -78,9 +104,7 @@ class Admission:
     def _note(self, link: Link, role: str, reason: str, kind: str = "", **fields: str) -> None:
         # Of all reasons only that of a version has a stranger's own words in it.
         kind = kind if kind == "version" else reason
-        self._refusals.note(
-            log.warning, "link.refused", kind, peer=link.peer, role=role, reason=reason, **fields
-        )
+        self.note_refusal("link.refused", kind, peer=link.peer, role=role, reason=reason, **fields)
 
     def accept(self, link: Link, name: str, attempt: str, live: list[str]) -> m.Accepted:
         """What to tell a peer that has registered; its link is good for real work from here on."""
@@ -137,7 +161,9 @@ class Admission:
             return "the connection is that of another token"
         if not self._count_use(facts, session):
             return "the proxy cannot write to its state folder"
-        self._links[link] = facts.id
+        if link not in self._links:
+            self._links[link] = facts.id
+            self.record_of(link, "viewer.admitted", run=facts.run, scopes=",".join(facts.scopes))
         return facts
 
     def _count_use(self, facts: tokens.TokenFacts, instance: str) -> bool:
@@ -161,7 +187,9 @@ class Admission:
                 for link, token_id in list(self._links.items()):
                     if reason := self._ended(token_id):
                         self.leave(link)
-                        log.warning("link.dismissed", peer=link.peer, token=token_id, reason=reason)
+                        told = {"peer": link.peer, "token": token_id, "reason": reason}
+                        log.warning("link.dismissed", **told)
+                        self.record("link.dismissed", **told)
                         nursery.start_soon(link.aclose, reason)
                 await trio.sleep(CHECK_EVERY_S)
 

@@ -25,6 +25,7 @@ from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net import tls
 from asyncgrpo_agent.net.accept import PROTOCOLS
 from asyncgrpo_agent.store import certificates, identity
+from asyncgrpo_agent.store.audit import AuditLog
 
 log = Log(__name__)
 
@@ -72,6 +73,8 @@ class ServerCertificate:
             self._issue()
         self._newest = tls.server_context(*self._files, PROTOCOLS)
         log.info("certificate.loaded", file=str(self._files[0]))
+        audit = AuditLog(self._config.state_dir)
+        audit.record("certificate.loaded", self._now().timestamp(), file=str(self._files[0]))
 
     def _hand_over(
         self, handshake: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext

@@ -66,9 +66,12 @@ class ReplicaDoor:
                 peer=link.peer,
                 reason=seat.reason,
             )
+            told = {"run": run_.name, "replica": seat.name, "reason": seat.reason}
+            self.admission.record_of(link, "replica.duplicate", **told)
             await refuse(link, control, _duplicate(seat.name))
             return
         here = _take_seat(run_, seat, hello, link, control)
+        self._record_join(link, seat, hello)
         reason = "link ended"
         try:
             await self._keep(run_, here, hello, link, control)
@@ -77,6 +80,21 @@ class ReplicaDoor:
             raise
         finally:
             run_.leave(here, reason, trio.current_time())
+            told = {"run": run_.name, "replica": here.replica.name, "reason": reason}
+            self.admission.record_of(link, "replica.left", **told)
+
+    def _record_join(self, link: Link, seat: Seat, hello: m.Hello) -> None:
+        self.admission.record_of(
+            link,
+            "replica.joined",
+            run=hello.run,
+            replica=seat.name,
+            wanted=hello.name,
+            host_key=hello.host_key,
+            binds_name=seat.bind,
+            evicts=seat.evict,
+            reason=seat.reason,
+        )
 
     async def _keep(
         self,

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from asyncgrpo_agent.core.adapters import is_run_name
 from asyncgrpo_agent.core.join import Join, JoinRole, decode, encode, with_run_key
 from asyncgrpo_agent.errors import ConfigError
+from asyncgrpo_agent.store.audit import AuditLog
 from asyncgrpo_agent.store.certificates import make_ca
 from asyncgrpo_agent.store.private_files import (
     locked,
@@ -51,6 +52,7 @@ def ensure_ca(state_dir: Path, now: datetime) -> tuple[bytes, bytes]:
             made, made_key = make_ca("asyncgrpo-agent proxy CA", now=now)
             write(key, made_key)
             write(certificate, made)  # last: its presence says that both were there
+            AuditLog(state_dir).record("ca.created", now.timestamp())
     return certificate.read_bytes(), read_secret(key)
 
 

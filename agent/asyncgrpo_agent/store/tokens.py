@@ -23,6 +23,7 @@ import msgspec
 
 from asyncgrpo_agent.errors import ConfigError
 from asyncgrpo_agent.store import private_files
+from asyncgrpo_agent.store.audit import AuditLog
 
 TOKEN_BYTES: Final = 32
 ID_CHARACTERS: Final = 8
@@ -93,6 +94,11 @@ def tokens_file(state_dir: Path) -> Path:
     return state_dir / "proxy" / "tokens.json"
 
 
+def token_id(token: str) -> str:
+    """The id of a token, known or not; it tells nothing of the token."""
+    return _hash(token)[:ID_CHARACTERS]
+
+
 def create_token(
     state_dir: Path,
     *,
@@ -118,6 +124,8 @@ def create_token(
             rollouts=rollouts,
         )
         _write(path, [*known, facts], now_unix_s)
+    limits = {"expires_unix_s": facts.expires_unix_s, "uses": uses, "rollouts": rollouts}
+    _record(state_dir, "token.created", facts, now_unix_s, **limits)
     return token
 
 
@@ -175,7 +183,9 @@ def revoke_token(state_dir: Path, token_id: str, *, now_unix_s: float) -> TokenF
             for facts in known
         ]
         _write(path, after, now_unix_s)
-    return next(facts for facts in after if facts.id == token_id)
+    revoked = next(facts for facts in after if facts.id == token_id)
+    _record(state_dir, "token.revoked", revoked, now_unix_s)
+    return revoked
 
 
 def discard_token(state_dir: Path, token: str, *, now_unix_s: float) -> None:
@@ -186,6 +196,7 @@ def discard_token(state_dir: Path, token: str, *, now_unix_s: float) -> None:
     with private_files.locked(path.parent):
         known = list_tokens(state_dir)
         _write(path, [facts for facts in known if facts.sha256 != found.sha256], now_unix_s)
+    _record(state_dir, "token.discarded", found, now_unix_s)
 
 
 def _used(facts: TokenFacts, instance: str, now_unix_s: float) -> TokenFacts:
@@ -220,6 +231,14 @@ def _kept(known: list[TokenFacts], now_unix_s: float) -> list[TokenFacts]:
     )
     told = {token_id for _, token_id in recent[-MAX_ENDED:]}
     return [facts for facts in known if ends[facts.id] is None or facts.id in told]
+
+
+def _record(
+    state_dir: Path, event: str, facts: TokenFacts, now_unix_s: float, **fields: object
+) -> None:
+    AuditLog(state_dir).record(
+        event, now_unix_s, token=facts.id, role=facts.role, run=facts.run, **fields
+    )
 
 
 def _hash(token: str) -> str:
