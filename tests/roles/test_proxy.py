@@ -15,6 +15,7 @@ from asyncgrpo_agent.errors import LinkError
 from asyncgrpo_agent.net.control import FROM_ACCEPTOR, ControlChannel
 from asyncgrpo_agent.net.link import Link
 from asyncgrpo_agent.roles.proxy import Proxy
+from asyncgrpo_agent.roles.proxy_admission import REFUSED_PAUSE_S
 from asyncgrpo_agent.roles.proxy_run import ProxyRun
 from asyncgrpo_agent.store import tokens
 from asyncgrpo_agent.wire import messages as m
@@ -152,3 +153,12 @@ async def test_of_two_that_come_back_to_a_proxy_without_state_the_newer_stays(si
     assert isinstance(back.answer, m.Refused)
     assert site.run.attempt == newer.attempt == "a0008-bbbb"
     assert parse_attempt((await site.join()).attempt).number == 9
+
+
+async def test_a_wrong_token_is_answered_slowly_and_nobody_is_locked_out(site: Site) -> None:
+    for token, pause_s in (("x", REFUSED_PAUSE_S), (site.token, 0.0)) * 2:
+        began = trio.current_time()
+        site.token = token
+        trainer = await site.join()
+        assert trio.current_time() - began == pytest.approx(pause_s, abs=0.2)
+        assert isinstance(trainer.answer, m.Accepted if pause_s == 0.0 else m.Refused)

@@ -11,6 +11,7 @@ from trio.testing import MockClock
 
 from asyncgrpo_agent.errors import LinkError
 from asyncgrpo_agent.net.link import Link
+from asyncgrpo_agent.roles import proxy_admission
 from asyncgrpo_agent.roles.proxy_admission import Admission
 from asyncgrpo_agent.store import tokens
 from asyncgrpo_agent.store.audit import audit_file
@@ -97,6 +98,21 @@ async def test_strangers_who_are_refused_fill_no_file(
     assert [json.loads(line)["held_back"] for line in lines] == [0, 999]
     assert json.loads(lines[-1])["peer"] == "h:last"
     assert caplog.text.count("link.refused") == 2
+
+
+async def test_links_of_one_token_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy_admission, "MAX_LINKS_OF_TOKEN", 2)
+    admission, token = Admission(tmp_path, unix_time_s), made(tmp_path)
+    links = [unstarted_pair()[0] for _ in range(3)]
+    assert [admission.admit(link, hello(token), "replica") for link in links[:2]] == [None, None]
+    full = "too many links are up on the token"
+    assert answer(admission, hello(token)) == ("retry", full)
+    assert admission.admit_reader(links[2], token, "demo") == full
+    assert answer(admission, hello(made(tmp_path))) == ("", "")  # another token has its own
+    admission.leave(links[0])
+    assert answer(admission, hello(token)) == ("", "")
 
 
 async def test_uses_are_spent_by_processes_that_were_let_in(tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ HELLO_BYTES: Final = 16 << 10  # what is kept of a stranger's words
 REPORT_BYTES: Final = 256 << 10  # in one message of a replica; trainers may say more
 MAX_NAME_CHARACTERS: Final = 255
 CHECK_EVERY_S: Final = 1.0
+MAX_LINKS_OF_TOKEN: Final = 1024  # that are up at once; a whole fleet may have one join file
+REFUSED_PAUSE_S: Final = 1.0  # a wrong token holds its place among strangers for so long
 _NEW_KEY: Final = (
     "Start the agent again; if that does not help, delete hosts/<run>.key in its state folder, and"
     " it joins under a new name"
@@ -85,7 +87,7 @@ class Admission:
     ) -> m.Hello | None:
         """The hello of a peer that may come in; None after it was refused."""
         control.allow(HELLO_BYTES)
-        with trio.move_on_after(HELLO_S):
+        with trio.move_on_after(HELLO_S) as waiting:
             hello = await control.receive()
             if not isinstance(hello, m.Hello):
                 raise PeerProtocolError(f"{type(hello).__name__} before hello", where=link.peer)
@@ -96,6 +98,8 @@ class Admission:
             name = hello.name[:MAX_NAME_CHARACTERS]
             shown = {"name": name, "token": tokens.token_id(hello.token)}
             self._note(link, role, refusal.reason, refusal.kind, **shown)
+            waiting.deadline += REFUSED_PAUSE_S
+            await trio.sleep(REFUSED_PAUSE_S)  # slows who tries tokens, and locks nobody out
             await refuse(link, control, refusal)
             return None
         self._note(link, role, "no hello in time")
@@ -125,6 +129,8 @@ class Admission:
             return m.Refused("permanent", fault)
         if role == "replica" and (refusal := _judge_host(hello, nonce)):
             return refusal
+        if self._is_full(facts):
+            return m.Refused("retry", "too many links are up on the token", _RETRY_S)
         if not self._count_use(facts, hello.instance):
             return m.Refused("retry", "the proxy cannot write to its state folder", _RETRY_S)
         self._links[link] = facts.id
@@ -142,9 +148,15 @@ class Admission:
             return "the token is for a viewer, who takes no adapters"
         if fault := facts.ended(self.unix_time_s()):
             return fault
-        if self._links.setdefault(link, facts.id) != facts.id:
+        if self._links.get(link, facts.id) != facts.id:
             return "the connection is that of another token"
+        if link not in self._links and self._is_full(facts):
+            return "too many links are up on the token"
+        self._links[link] = facts.id
         return ""
+
+    def _is_full(self, facts: tokens.TokenFacts) -> bool:
+        return sum(token == facts.id for token in self._links.values()) >= MAX_LINKS_OF_TOKEN
 
     def admit_viewer(self, link: Link, token: str, session: str) -> tokens.TokenFacts | str:
         """What a viewer's token shows, or why this is none that shows anything.
@@ -159,6 +171,8 @@ class Admission:
             return fault
         if self._links.get(link, facts.id) != facts.id:
             return "the connection is that of another token"
+        if link not in self._links and self._is_full(facts):
+            return "too many links are up on the token"
         if not self._count_use(facts, session):
             return "the proxy cannot write to its state folder"
         if link not in self._links:
