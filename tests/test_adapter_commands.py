@@ -11,6 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from asyncgrpo_agent import cli
+from asyncgrpo_agent.core.commits import RESULTS
 from asyncgrpo_agent.core.join import Join, encode
 from asyncgrpo_agent.roles.trainer_job import history_file
 from asyncgrpo_agent.store import identity
@@ -289,7 +290,7 @@ def test_the_newest_that_can_be_read_is_taken(host: Host) -> None:
 
 
 @pytest.mark.slow
-def test_best_and_final_on_the_trainers_host(host: Host) -> None:
+def test_best_on_the_trainers_host(host: Host) -> None:
     host.knows_the_key()
     names = [host.trainer().publish(version).adapter.name for version in range(4)]
     records: list[dict[str, Any]] = [{"kind": "started", "attempt": ATTEMPT}]
@@ -299,14 +300,25 @@ def test_best_and_final_on_the_trainers_host(host: Host) -> None:
     code, _, err = host.call("get", "demo", "--version", "best", "home")
     assert (code, same(host.home, host.trainer().folder / "v0")) == (0, True)
     assert "; reward 0.400, mean of 3 training steps around it)" in err
-    code, _, err = host.call("get", "demo", "--version", "final", "last")
+
+
+@pytest.mark.slow
+def test_the_result_is_there_for_every_host_once_the_run_has_ended(host: Host) -> None:
+    host.knows_the_key()
+    first, second = host.trainer(), host.trainer(attempt=NEXT)
+    first.publish(3)
+    code, _, err = host.call("get", "demo", "--version", "final", "home")
     assert code == 1
-    assert f"attempt {ATTEMPT} has not ended well, or not yet; its newest version is 3" in err
-    host.history({"kind": "ended", "ok": False})
-    assert host.call("get", "demo", "--version", "final", "last")[0] == 1
-    host.history({"kind": "started", "attempt": ATTEMPT}, {"kind": "ended", "ok": True})
-    assert host.call("get", "demo", "--version", "final", "last")[0] == 0
-    assert same(host.folder / "last", host.trainer().folder / "v3")
+    assert f"has no result: attempt {ATTEMPT} has not ended well, or not yet; its newest" in err
+    first.publish(40, shelf=RESULTS)
+    first.publish(50, shelf=RESULTS)
+    second.publish(60, shelf=RESULTS, private_key=OTHER_KEY)
+    code, _, err = host.call("get", "demo", "--version", "final", "home")
+    assert (code, same(host.home, first.folder / "v50")) == (0, True)
+    assert "the result, of step 50" in err
+    code, _, err = host.call("get", "demo", "--version", "final", "--attempt", NEXT, "other")
+    assert code == 1
+    assert "final/a0002-0000/s000060.toml" in err
 
 
 @pytest.mark.parametrize(
@@ -323,7 +335,7 @@ def test_best_and_final_on_the_trainers_host(host: Host) -> None:
         (["get", "demo", "home", "--attempt", NEXT], 1, f"attempt {NEXT} has published nothing"),
         (["get", "demo", "home", "--version", "5"], 1, "is not in the bucket, which has 1 from 0"),
         (["get", "demo", "home", "--version", "best"], 1, "needs the history of the run, which is"),
-        (["get", "demo", "home", "--version", "final"], 1, "the newest version of attempt a0001"),
+        (["get", "demo", "home", "--version", "final"], 1, "has no result: attempt a0001"),
         (["get", "demo", "bucket"], 1, "bucket: is not empty, and nothing is overwritten"),
         (["get", "demo", "demo.join"], 1, "demo.join: cannot be used: Not a directory"),
         (["get", "demo", "no/home"], 1, "no: is not there. Make it"),

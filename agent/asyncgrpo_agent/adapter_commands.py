@@ -53,7 +53,8 @@ VERSION is a number, or
   best     on the trainer's host: of the versions that were evaluated, the most accurate; if none
            was, the one with the highest training reward, as the mean over all steps that trained
            on samples of this version, the two before and the two after it
-  final    on the trainer's host: the newest, if the run has ended well
+  final    what the run has ended with, of the last attempt that did; of a proxy, on the trainer's
+           host only
 The adapter is checked as a replica checks it: the signature of the run's key, sizes, hashes, and
 that it is a LoRA as its commit says. The key is that of the join, or that which the state folder
 has for the run. With a join and without a bucket, or with --over-link, the adapter comes from the

@@ -74,6 +74,10 @@ class Events:
         """What the run is made with."""
         self._put({"kind": "setup", **facts})
 
+    def saved(self, step: int) -> None:
+        """The adapter of `step`, with which training has ended, is in `final/`."""
+        self._put({"kind": "saved", "step": step})
+
     def error(self, what: str, *, where: str = "", fix: str = "") -> None:
         self._put({"kind": "error", "what": what, "where": where, "fix": fix})
 

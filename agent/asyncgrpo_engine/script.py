@@ -110,6 +110,7 @@ def _resumed(original: Callable[..., Any], job: Job, events: Events) -> Callable
             result = original(self, **{**given, **ours})
         events.phase("saving")
         trl_names.save_adapter(self, Path(job.output_dir) / "final")
+        events.saved(int(self.state.global_step))
         return result
 
     return train

@@ -48,6 +48,7 @@ def run(job: Job, found: Findings, events: Events) -> None:
     events.phase("saving")
     final = Path(job.output_dir) / "final"
     trl_names.save_adapter(trainer, final)
+    events.saved(int(trainer.state.global_step))
     print(f"saved {final}", flush=True)
     events.phase("done")
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -72,6 +73,9 @@ class FakeTrl:
                     os._exit(70)
                 values = {"reward": min(1.0, step / steps), "ratio": 1.0}
                 self.event(kind="metrics", step=step, max_steps=steps, values=values)
+        shutil.rmtree(self.output_dir / "final", ignore_errors=True)  # of a shorter run
+        write_adapter(self.output_dir / "final", seed=steps)
+        self.event(kind="saved", step=steps)
         self.phase("done")
 
     def resumed_step(self) -> int:

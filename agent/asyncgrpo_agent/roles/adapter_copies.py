@@ -30,8 +30,10 @@ from asyncgrpo_agent.errors import (
     UsageError,
 )
 from asyncgrpo_agent.roles.adapter_reader import RunReader
+from asyncgrpo_agent.roles.adapter_results import ResultReader
 from asyncgrpo_agent.roles.adapter_sources import (
     Source,
+    bucket_source,
     public_key,
     read_log,
     run_of_join,
@@ -89,6 +91,8 @@ async def _take(
     key: bytes | None,
     over_link: bool,
 ) -> Taken:
+    if version == "final" and not over_link:
+        return await _take_result(config, run, folder, attempt, key)
     async with run_source(config, run, over_link=over_link) as source:
         reader = RunReader(source, run, key)
         attempt, versions = await reader.attempt(attempt)
@@ -100,6 +104,21 @@ async def _take(
         size_bytes=commit.total_bytes,
         verified=key is not None,
         reason=reason,
+    )
+
+
+async def _take_result(
+    config: Config, run: str, folder: Path, attempt: str, key: bytes | None
+) -> Taken:
+    """What the run has ended with, which any host with the bucket sees."""
+    async with bucket_source(config, run) as source:
+        commit = await ResultReader(source, run, key).needed(attempt)
+        await _copy(source, commit, folder)
+    return Taken(
+        name=commit.adapter.name,
+        size_bytes=commit.total_bytes,
+        verified=key is not None,
+        reason=f"the result, of step {commit.version}",
     )
 
 
@@ -142,10 +161,9 @@ def _chosen(
             where=str(history_file(config.state_dir, run)),
             fix="Run it there with the trainer's --config or --state-dir, or name a version",
         )
-    if wanted == "final":
+    if wanted == "final":  # of the proxy, which has no results
         _check_ended(log, attempt, versions[0], run)
-        if over_link:
-            _check_last(log, attempt, versions[0], run)
+        _check_last(log, attempt, versions[0], run)
         return versions, "the newest of a run that has ended"
     choice = log.best(attempt, versions)
     if choice is None:

@@ -60,8 +60,18 @@ class Source(Protocol):
     async def stage(self, commit: Commit, staging_dir: Path, *, max_rank: int) -> StagedAdapter: ...
 
 
+class Results(Source, Protocol):
+    """A source that has what runs have ended with, too: a bucket, and no proxy."""
+
+    async def list_results(self) -> list[str]: ...
+
+    async def read_result(
+        self, key: str, *, run: str, public_key: bytes | None
+    ) -> ListedCommit: ...
+
+
 @asynccontextmanager
-async def bucket_source(config: Config, run: str) -> AsyncIterator[Source]:
+async def bucket_source(config: Config, run: str) -> AsyncIterator[Results]:
     """The bucket of the configuration. One that has to be mounted gets a mount of its own, as an
     agent's may be another user's, and must not be in its way."""
     agent = structs.replace(config.agent, log_level="error")

@@ -163,6 +163,13 @@ class BucketHost:
         call = calls.ReadCommit(key=key, run=run, public_key=public_key)
         return await self._call(call, ListedCommit)
 
+    async def list_results(self) -> list[str]:
+        return await self._call(calls.ListResults(), list[str])
+
+    async def read_result(self, key: str, *, run: str, public_key: bytes | None) -> ListedCommit:
+        call = calls.ReadResult(key=key, run=run, public_key=public_key)
+        return await self._call(call, ListedCommit)
+
     async def stage(self, commit: Commit, staging_dir: Path, *, max_rank: int) -> StagedAdapter:
         call = calls.Stage(commit=commit, staging_dir=staging_dir, max_rank=max_rank)
         return await self._call(call, StagedAdapter)
@@ -180,6 +187,7 @@ class BucketHost:
         live: Sequence[str],
         now_unix_s: float,
         max_rank: int,
+        is_result: bool = False,
     ) -> PublishedAdapter:
         call = calls.Publish(
             local_dir=local_dir,
@@ -192,6 +200,7 @@ class BucketHost:
             live=list(live),
             now_unix_s=now_unix_s,
             max_rank=max_rank,
+            is_result=is_result,
         )
         return await self._call(call, PublishedAdapter)
 

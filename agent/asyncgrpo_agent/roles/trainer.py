@@ -43,6 +43,7 @@ from asyncgrpo_agent.roles.trainer_fleet import FleetView
 from asyncgrpo_agent.roles.trainer_job import history_file, run_folder, run_job, write_job
 from asyncgrpo_agent.roles.trainer_link import TrainerLink
 from asyncgrpo_agent.roles.trainer_lives import LifeFailedError, Lives, failure_of_trl
+from asyncgrpo_agent.roles.trainer_result import RunResult
 from asyncgrpo_agent.roles.trainer_resume import Resumed, Resumption, settings_of
 from asyncgrpo_agent.roles.trainer_retention import Retention
 from asyncgrpo_agent.roles.trainer_stall import StallWatch
@@ -218,6 +219,9 @@ class TrainerAgent:
             self.record,
             settings_of(self.config),
         )
+        self.result = RunResult(
+            self.config, self.join, self.link, self.bucket, turns, self.digest, self.record, rng
+        )
         self.resumption = Resumption(self.config, self.join, self.bucket, self.digest)
         self.gateway = Gateway(
             self, instance=instance, request_timeout_s=self.config.trainer.request_timeout_s
@@ -244,7 +248,9 @@ class TrainerAgent:
             try:
                 if not resumed.finished:
                     await self._begin(url, resumed)
-                if self.succeeded:  # replicas wait for the word that it is over
+                if self.succeeded:
+                    await self.result.publish()
+                    # Replicas wait for the word that it is over.
                     with trio.move_on_after(LAST_WORD_S):
                         await self.link.registered()
             except BaseException as error:
@@ -264,7 +270,7 @@ class TrainerAgent:
         """Where this attempt goes on."""
         resumed = await self.resumption.prepare()
         self.checkpoints.leave_earlier_ones(but=None if resumed.is_mirrored else resumed.step)
-        self.began_at = self.stall.step = resumed.step
+        self.began_at = self.stall.step = self.result.step = resumed.step
         if resumed.folder is not None:
             self.record(
                 "resumed",
@@ -432,6 +438,8 @@ class TrainerAgent:
             step = int(event.get("step", self.stall.step))
             self.stall.step = self.checkpoints.trl_step = step
             notifier.status(f"step {step}")
+        elif kind == "saved":
+            self.result.step = int(event.get("step", self.stall.step))
         fields = {key: value for key, value in event.items() if key not in ("kind", "t")}
         self.record(kind, **fields)
         if kind == "phase":

@@ -18,12 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from asyncgrpo_agent.core import finals
 from asyncgrpo_agent.core.adapters import (
     COMMITS_PER_FOLDER,
     AdapterId,
     Attempt,
-    adapter_folder,
-    commit_key,
     is_attempt,
     is_run_name,
     parse_attempt,
@@ -31,8 +30,10 @@ from asyncgrpo_agent.core.adapters import (
 )
 from asyncgrpo_agent.core.commits import (
     MAX_COMMIT_BYTES,
+    VERSIONS,
     Commit,
     CommitFile,
+    Shelf,
     decode,
     encode,
     is_sealed,
@@ -88,12 +89,14 @@ def publish(
     live: Sequence[str],
     now_unix_s: float,
     max_rank: int,
+    shelf: Shelf = VERSIONS,
     mount: MountWatch | None = None,
     heartbeat: Heartbeat = SILENT,
 ) -> PublishedAdapter:
     """Check, copy, commit. AdapterRefusedError: never started; BucketUnavailableError: no commit.
 
-    One publisher a run and attempt; `mount` is the watch that the caller made at its start.
+    One publisher a run and attempt; `mount` is the watch that the caller made at its start. Of a
+    result `version` is the step.
     """
     if not is_attempt(attempt):
         raise ValueError(f"{attempt!r} is not an attempt")
@@ -113,9 +116,9 @@ def publish(
             lora=lora,
             files=[_commit_file(folder, file) for file in files],
         )
-        return commit, encode(commit, private_key)
+        return commit, encode(commit, private_key, shelf=shelf)
 
-    sealed(adapter_folder(attempt, version))  # refused before a byte is written
+    sealed(shelf.folder(attempt, version, 0))  # refused before a byte is written
     watch = mount or MountWatch(bucket_run_dir.parent)
     mounted = watch.found()
     watch.check_alive(writable=True)
@@ -123,7 +126,7 @@ def publish(
     writer = ObjectWriter(bucket_run_dir, heartbeat)
 
     def copy(retry: int) -> Steps[str]:
-        folder = adapter_folder(attempt, version, retry)
+        folder = shelf.folder(attempt, version, retry)
         for file in files:
             yield from writer.copy(local_dir / file.name, f"{folder}/{file.name}", file.sha256)
         return folder
@@ -131,7 +134,7 @@ def publish(
     folder = finished(retried(copy))
     copied = time.perf_counter()
     commit, data = sealed(folder)
-    key = finished(retried(lambda retry: writer.write(commit_key(attempt, version, retry), [data])))
+    key = finished(retried(lambda retry: writer.write(shelf.key(attempt, version, retry), [data])))
     check_same(mounted, watch)
     committed = time.perf_counter()
     return PublishedAdapter(
@@ -191,6 +194,16 @@ def list_commits(
     return [key for _, _, key in sorted(found, reverse=True)]
 
 
+def list_results(listing: Listing) -> list[str]:
+    """Keys of the commits of a run's results, newest first."""
+    return finals.newest_first(
+        f"{finals.FOLDER}/{attempt}/{name}"
+        for attempt in listing.names(finals.FOLDER)
+        if is_attempt(attempt)
+        for name in listing.names(f"{finals.FOLDER}/{attempt}")
+    )
+
+
 def commit_folders(
     bucket_run_dir: Path, attempt: str | None, *, listing: Listing | None = None
 ) -> list[Path]:
@@ -218,14 +231,19 @@ def _commit_folders(listing: Listing, attempt: str, after_version: int) -> list[
 
 
 def read_commit(
-    bucket_run_dir: Path, key: str, *, run: str, public_key: bytes | None
+    bucket_run_dir: Path,
+    key: str,
+    *,
+    run: str,
+    public_key: bytes | None,
+    shelf: Shelf = VERSIONS,
 ) -> ListedCommit:
     """The verified commit at a key that a listing has shown; without a key, but for its signature.
 
     AdapterRefusedError: it will never be one. BucketUnavailableError: look again later.
     """
     path = bucket_run_dir / key
-    parts = parse_commit_key(key)
+    parts = shelf.parse(key)
     if parts is None:
         raise AdapterRefusedError("is not the key of a commit", where=key, fix="Ignore it")
     try:
@@ -240,7 +258,7 @@ def read_commit(
             fix="Nothing to do; it does not count until it is whole",
         )
     try:
-        commit = decode(data, run=run, public_key=public_key)
+        commit = decode(data, run=run, public_key=public_key, shelf=shelf)
     except AdapterRefusedError as error:
         error.where = str(path)
         raise

@@ -86,6 +86,18 @@ class ReadCommit(Message, frozen=True, kw_only=True):
     public_key: bytes | None
 
 
+class ListResults(Message, frozen=True, kw_only=True):
+    """The result is a list of keys."""
+
+
+class ReadResult(Message, frozen=True, kw_only=True):
+    """The result is a ListedCommit, of a run's result."""
+
+    key: str
+    run: str
+    public_key: bytes | None
+
+
 class Stage(Message, frozen=True, kw_only=True):
     """The result is a StagedAdapter."""
 
@@ -107,6 +119,7 @@ class Publish(Message, frozen=True, kw_only=True):
     live: list[str]
     now_unix_s: float
     max_rank: int
+    is_result: bool = False
 
     def __repr__(self) -> str:  # the key must not get into a traceback or a log
         return f"Publish(run={self.run!r}, attempt={self.attempt!r}, version={self.version})"
@@ -178,6 +191,8 @@ Call = (
     | ListTorn
     | Prune
     | ReadCommit
+    | ListResults
+    | ReadResult
     | Stage
     | Publish
     | ListCheckpoints
@@ -194,7 +209,7 @@ Call = (
 def shown(call: Call) -> str:
     """The call as messages name it."""
     match call:
-        case ReadCommit(key=about):
+        case ReadCommit(key=about) | ReadResult(key=about):
             pass
         case Stage(commit=commit):
             about = commit.adapter.name

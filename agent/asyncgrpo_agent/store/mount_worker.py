@@ -21,6 +21,7 @@ from threading import Event, Lock, Thread
 from typing import Final
 
 from asyncgrpo_agent import logs
+from asyncgrpo_agent.core.commits import RESULTS, VERSIONS
 from asyncgrpo_agent.errors import BucketUnavailableError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.store import bucket, checkpoints, mount_calls, retention, staging
@@ -36,6 +37,7 @@ from asyncgrpo_agent.store.mount_calls import (
     ListAttempts,
     ListCheckpoints,
     ListCommits,
+    ListResults,
     ListRuns,
     ListTorn,
     ListTornCheckpoints,
@@ -47,6 +49,7 @@ from asyncgrpo_agent.store.mount_calls import (
     PublishCheckpoint,
     ReadCheckpoint,
     ReadCommit,
+    ReadResult,
     Request,
     RestoreCheckpoint,
     Stage,
@@ -163,6 +166,12 @@ class RunFolder:
                 return retention.prune(self._listing, attempt, version)
             case ReadCommit(key=key, run=run, public_key=public_key):
                 return bucket.read_commit(self._run_dir, key, run=run, public_key=public_key)
+            case ListResults():
+                return bucket.list_results(self._listing)
+            case ReadResult(key=key, run=run, public_key=public_key):
+                return bucket.read_commit(
+                    self._run_dir, key, run=run, public_key=public_key, shelf=RESULTS
+                )
             case Stage():
                 return self._stage(call)
             case Publish():
@@ -218,6 +227,7 @@ class RunFolder:
             live=call.live,
             now_unix_s=call.now_unix_s,
             max_rank=call.max_rank,
+            shelf=RESULTS if call.is_result else VERSIONS,
             mount=self._mount,
             heartbeat=self._speaker,
         )

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from asyncgrpo_agent.core.adapters import commit_key
-from asyncgrpo_agent.core.commits import Commit, CommitFile
+from asyncgrpo_agent.core.commits import RESULTS, Commit, CommitFile
 from asyncgrpo_agent.errors import (
     AdapterPrunedError,
     AdapterRefusedError,
@@ -199,6 +199,12 @@ class _Source:
         path = run_dir / file.key
         if error.errno != errno.ENOENT:
             return unavailable(error, path)
+        if RESULTS.parse(f"{Path(file.key).parent}.toml") is not None:
+            return BucketUnavailableError(
+                "its commit is there and this file is not: late, or deleted by hand",
+                where=str(path),
+                fix="Try again; if it lasts, take the newest version",
+            )
         attempt, version = self.commit.attempt, self.commit.version
         keys = list_commits(run_dir, attempt, version - 1, listing=listing)
         if any(key.startswith(commit_key(attempt, version).removesuffix(".toml")) for key in keys):
