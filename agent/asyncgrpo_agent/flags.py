@@ -84,6 +84,12 @@ SHORTCUTS: Final = (
         help="train with your own program that builds an AsyncGRPOTrainer",
     ),
     Shortcut(
+        flag="--init-from",
+        metavar="RUN[@VERSION]",
+        path="train.init_from",
+        help="begin a new run with an earlier run's adapter",
+    ),
+    Shortcut(
         flag="--embed-proxy",
         path="trainer.embed_proxy",
         help="a trainer with the proxy in its own process",

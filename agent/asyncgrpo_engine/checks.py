@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
-from asyncgrpo_engine import data, named, rewards, tools, trl_names
+from asyncgrpo_engine import data, named, origin, rewards, tools, trl_names
 from asyncgrpo_engine.job import Job
 from asyncgrpo_engine.problems import Problem, from_exception, unknown_names
 
@@ -73,6 +73,8 @@ def check(job: Job, config_class: Any) -> Findings:
     found.problems += problems
     found.peft_config, problems = make_lora(job.lora)
     found.problems += problems
+    if job.init_from and found.peft_config is not None and not found.problems:
+        found.problems += origin.problems(job, found.peft_config)
     return found
 
 

@@ -65,6 +65,7 @@ class Job:
     python_path: list[str] = field(default_factory=list)
     grpo: dict[str, Any] = field(default_factory=dict)
     lora: dict[str, Any] = field(default_factory=dict)
+    init_from: str = ""  # folder of an adapter that a new run begins with
     eval: Eval = field(default_factory=Eval)
 
     @property

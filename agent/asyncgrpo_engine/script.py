@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from asyncgrpo_engine import attention, checks, trl_names
+from asyncgrpo_engine import attention, checks, origin, trl_names
 from asyncgrpo_engine.events import Events
 from asyncgrpo_engine.job import Job
 from asyncgrpo_engine.problems import Problem, from_exception
@@ -51,7 +51,7 @@ def inject(job: Job, events: Events) -> None:
     """Wrap TRL's two classes for as long as this process lives."""
     config, trainer = trl_names.config_class(), trl_names.trainer_class()
     config.__init__ = _configured(config.__init__, job)
-    trainer.__init__ = _watched(trainer.__init__, events)
+    trainer.__init__ = _watched(trainer.__init__, job, events)
     trainer.train = _resumed(trainer.train, job, events)
 
 
@@ -75,7 +75,7 @@ def _configured(original: Callable[..., None], job: Job) -> Callable[..., None]:
     return init
 
 
-def _watched(original: Callable[..., None], events: Events) -> Callable[..., None]:
+def _watched(original: Callable[..., None], job: Job, events: Events) -> Callable[..., None]:
     """AsyncGRPOTrainer: its steps are heard of, before any callback of the program's."""
     signature = inspect.signature(original)
 
@@ -90,6 +90,8 @@ def _watched(original: Callable[..., None], events: Events) -> Callable[..., Non
         trl_names.end_rollouts_at_once(self)
         trl_names.notice_dead_rollouts(self)
         refuse_other_syncs(self)
+        if job.init_from:
+            origin.load(self, Path(job.init_from))
 
     return init
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback
 
-from asyncgrpo_engine import attention, data, setup, trl_names
+from asyncgrpo_engine import attention, data, origin, setup, trl_names
 from asyncgrpo_engine.checks import Findings
 from asyncgrpo_engine.evaluating import Evaluations
 from asyncgrpo_engine.evaluation import (
@@ -35,10 +35,12 @@ def run(job: Job, found: Findings, events: Events) -> None:
     wait_until_healthy(args.vllm_server_base_url, args.vllm_server_timeout)
     _check_lengths(job, found)
     evaluations = _evaluations(job, found, events)
-    if evaluations is not None and args.resume_from_checkpoint is None:
-        evaluations.before()
+    if evaluations is not None and args.resume_from_checkpoint is None and not job.init_from:
+        evaluations.before()  # of the base model, which is no start of a run that has an adapter
     events.phase("loading")
     trainer = _make_trainer(job, found, events, evaluations)
+    if job.init_from:
+        origin.load(trainer, Path(job.init_from))
     with ending_whole(trainer, job.save_s):
         trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     if job.eval.samples:
@@ -60,6 +62,7 @@ def _tell_setup(job: Job, found: Findings, attention_path: str, events: Events) 
         "versions": setup.versions(),
         "sync": "adapters by name, through the gateway",
         "attention": attention_path,
+        "begins_with": job.init_from or args.resume_from_checkpoint or "a new adapter",
         "seeds": {
             "train": args.seed,
             "data": args.data_seed if args.data_seed is not None else args.seed,

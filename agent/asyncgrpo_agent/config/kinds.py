@@ -35,6 +35,13 @@ RunName = Annotated[
         title="a name of lower-case letters, digits and '-', at most 63 long",
     ),
 ]
+RunVersion = Annotated[
+    str,
+    Meta(
+        pattern=r"^([a-z0-9][a-z0-9-]{0,62}(@(final|newest|v?[0-9]{1,9}))?)?\Z",
+        title="RUN or RUN@VERSION, where VERSION is a number, final or newest",
+    ),
+]
 HostName = Annotated[
     str,
     Meta(

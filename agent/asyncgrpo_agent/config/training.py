@@ -18,6 +18,7 @@ from asyncgrpo_agent.config.kinds import (
     HostPort,
     Interval,
     Positive,
+    RunVersion,
     Seconds,
     Section,
     Text,
@@ -179,6 +180,13 @@ class Train(Section, frozen=True, kw_only=True):
     ] = []
     output_dir: Annotated[
         FolderPath, Meta(description="Checkpoints on this host. Empty: below the state folder.")
+    ] = ""
+    init_from: Annotated[
+        RunVersion,
+        Meta(
+            description="Begin a new run with the adapter of an earlier one in the same bucket, at "
+            "step 0. Without a VERSION: its result, or its newest. A run that resumes ignores it."
+        ),
     ] = ""
     lora: Annotated[
         dict[str, Any],

@@ -28,6 +28,7 @@ from asyncgrpo_agent.net.gateway import Gateway
 from asyncgrpo_agent.net.link import Link
 from asyncgrpo_agent.net.rollouts import CompletedRollout
 from asyncgrpo_agent.procs.notice import noticed
+from asyncgrpo_agent.roles import trainer_origin
 from asyncgrpo_agent.roles.bucket_host import BucketHost
 from asyncgrpo_agent.roles.bucket_mount import bucket_mounted
 from asyncgrpo_agent.roles.registration import (
@@ -284,9 +285,19 @@ class TrainerAgent:
             log.info("run.finished", step=resumed.step, fix="To go on, raise train.max_steps")
         return resumed
 
+    async def _origin(self) -> Path | None:
+        """The adapter that a new run begins with, if it is to begin with any."""
+        found = await trainer_origin.bring(self.config, self.join.run, self.digest)
+        if found is None:
+            return None
+        self.record("origin", adapter=found.name, run=found.run, digest=found.digest)
+        log.info("run.begins_with", adapter=found.name)
+        return found.folder
+
     async def _begin(self, url: str, resumed: Resumed) -> None:
         """From the checks to the end of TRL."""
-        job = write_job(self.config, self.join.run, url, resumed.folder)
+        origin = None if resumed.folder is not None else await self._origin()
+        job = write_job(self.config, self.join.run, url, resumed.folder, origin)
         async with trio.open_nursery() as first:
             first.start_soon(self._check_job, job)
             first.start_soon(self.fleet_view.wait_for_replicas)

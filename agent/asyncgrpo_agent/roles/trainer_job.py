@@ -27,10 +27,15 @@ def history_file(state_dir: Path, run_name: str) -> Path:
 
 
 def write_job(
-    config: Config, run_name: str, gateway_url: str, checkpoint: Path | None = None
+    config: Config,
+    run_name: str,
+    gateway_url: str,
+    checkpoint: Path | None = None,
+    origin: Path | None = None,
 ) -> Path:
     """All that the engine-side child needs, as a file. A run's own checkpoint goes before one that
-    `train.resume_from_checkpoint` names: that is where the run began."""
+    `train.resume_from_checkpoint` names: that is where the run began. `origin` is the adapter that
+    a new run begins with."""
     train = config.train
     resume = {} if checkpoint is None else {"resume_from_checkpoint": str(checkpoint)}
     job = {
@@ -56,6 +61,7 @@ def write_job(
             **resume,
         },
         "lora": train.lora,
+        "init_from": "" if origin is None else str(origin),
         "eval": msgspec.to_builtins(train.eval),
     }
     path = run_folder(config.state_dir, run_name) / "job.json"

@@ -35,7 +35,7 @@ log = Log(__name__)
 
 TASK_KEYS: Final = (
     *("dataset", "dataset_config", "dataset_split"),  # the split is "train" unless it is given
-    *("rewards", "reward_weights", "tools", "environment_factory", "environments"),
+    *("rewards", "reward_weights", "tools", "environment_factory", "environments", "init_from"),
 )
 ADAPTER_FILES: Final = ("adapter_config.json", "adapter_model.safetensors")
 
