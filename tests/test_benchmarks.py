@@ -16,6 +16,14 @@ from fakes.fleet import ROOT
 pytestmark = pytest.mark.slow
 
 
+@pytest.fixture
+def engine_python() -> str:
+    found = os.environ.get("ASYNCGRPO_ENGINE_PYTHON", "")
+    if not found:
+        pytest.skip("ASYNCGRPO_ENGINE_PYTHON names no Python with vLLM and TRL")
+    return found
+
+
 def bench(name: str, *arguments: str, target: Path) -> dict[str, Any]:
     """The numbers of one benchmark."""
     subprocess.run(
@@ -56,10 +64,10 @@ def test_proxy(tmp_path: Path) -> None:
     assert placed["affinity"] > placed["spill"] >= 0
 
 
-def test_run(tmp_path: Path) -> None:
+def test_quorum(tmp_path: Path) -> None:
     times = ("--rounds=1", "--seconds=0.6", "--generate-s=0.4", "--train-s=0.2")
     shape = ("--replicas=2", "--batch=16", "--in-flight=32", "--size-mb=1", "--slow-load-s=0.3")
-    found = bench("run", "--mount=dir", *times, *shape, target=tmp_path / "run.json")
+    found = bench("quorum", "--mount=dir", *times, *shape, target=tmp_path / "quorum.json")
     for case in (found, found["slow"]):
         assert list(case["ours"]) == ["0", "0.5", "1"]
         for row in (*case["ours"].values(), case["reference"]):
@@ -73,3 +81,17 @@ def test_run(tmp_path: Path) -> None:
         assert case["ratio"] > 0
     assert found["slow"]["ours"]["0"]["sync_p50_s"] < found["slow"]["ours"]["1"]["sync_p50_s"]
     assert found["slow"]["reference"]["sync_p50_s"] > 0.3
+
+
+@pytest.mark.engine
+@pytest.mark.deep
+def test_run(tmp_path: Path, engine_python: str) -> None:
+    times = ("--steps=2", "--generate-s=2", "--rollout-s=1", "--seconds=3")
+    shape = ("--batch=16", "--in-flight=32", "--mount=dir")
+    found = bench("run", *times, *shape, target=tmp_path / "run.json")
+    for row in (found["ours"], found["reference"]):
+        assert row["samples_per_s"] > 0
+        assert 0 < row["sync_p50_s"] < row["step_p50_s"]
+    assert found["ratio"] > 0
+    assert found["direct"].keys() == {"rollouts_per_s", "through", "ratio"}
+    assert found["direct"]["ratio"] > 0.8

@@ -1,127 +1,60 @@
-"""The engine of `scripts/bench run`: that of `scripts/bench sync` whose completions share it.
+"""The engine of `scripts/bench run`: that of `scripts/bench quorum`, with answers of many lengths.
 
-A completion that runs beside n - 1 others makes 1 / (1 / alone + n / most) tokens a second, `alone`
-being the rate of a lone completion and `most` what the whole engine never quite reaches: a decoding
-step has a fixed cost and one for each sequence. All follows from the clock, so a busy machine slows
-no completion down. `GET /bench` on the benchmark's socket tells what was done, `POST /bench` how
-long loads take from now on.
+Each completion has a length of its own, drawn from its seed between `--bench-min-share` of
+`max_tokens` and all of it. `GET /bench` tells also the port at which TRL can reach the engine
+without agents, as it reaches a vLLM server of its own.
 """
 
 from __future__ import annotations
 
-import argparse
-import heapq
-import math
-from itertools import count
+from random import Random
+from typing import Any
 
-import msgspec
 import trio
-from sync_engine import ClockedVllm, flags, serve
+from shared_engine import SharedVllm, parse
+from sync_engine import serve
 
-from asyncgrpo_agent.net.http1 import Request, Response, json_response
-
-NEARLY_S = 1e-6  # a completion that has so little left is done
-
-
-class SharedVllm(ClockedVllm):
-    """All completions advance alike, so one number says how far: the tokens each has made."""
-
-    def __init__(self, *, model: str, max_loras: int, rate: float, most: float, load_s: float):
-        super().__init__(model=model, max_loras=max_loras, rate=rate, load_s=load_s)
-        self._most = most
-        self._reached = 0.0
-        self._ends: list[tuple[float, int, trio.Event]] = []  # `_reached` when each is done
-        self._order = count()
-        self._changed = trio.Event()
-        self._paused_s = 0.0
-        self._idle_s = 0.0
-        self._routes[("GET", "/bench")] = self._tell
-        self._routes[("POST", "/bench")] = self._obey
-
-    async def pace(self) -> None:
-        """For ever: wakes each completion when it is done."""
-        while True:
-            self._count()
-            self._changed = trio.Event()
-            speed = self._speed()
-            while self._ends and self._ends[0][0] - self._reached <= speed * NEARLY_S:
-                heapq.heappop(self._ends)[2].set()
-            left = self._ends[0][0] - self._reached if self._ends else math.inf
-            with trio.move_on_after(left / speed if speed else math.inf):
-                await self._changed.wait()
-
-    def _speed(self) -> float:
-        """Tokens a second of each completion."""
-        if self._paused.is_set():
-            return 0.0
-        return 1 / (1 / self._rate + self.running / self._most)
-
-    def _count(self) -> None:
-        now = trio.current_time()
-        past_s = now - self._counted_at
-        self._counted_at = now
-        made = past_s * self._speed()
-        self._reached += made
-        self.generated_tokens += made * self.running
-        self._paused_s += past_s * self._paused.is_set()
-        self._idle_s += past_s * (not self.running)
-
-    async def _spend(self, tokens: int) -> None:
-        done = trio.Event()
-        self._count()
-        self.running += 1
-        heapq.heappush(self._ends, (self._reached + tokens, next(self._order), done))
-        self._changed.set()
-        try:
-            await done.wait()
-        finally:
-            self._count()
-            self.running -= 1
-            self._changed.set()
-
-    async def _pause(self, request: Request) -> Response:
-        answer = await super()._pause(request)
-        self._changed.set()
-        return answer
-
-    async def _resume(self, request: Request) -> Response:
-        answer = await super()._resume(request)
-        self._changed.set()
-        return answer
-
-    async def _tell(self, _: Request) -> Response:
-        self._count()
-        seen = {
-            "tokens": self.generated_tokens,
-            "running": self.running,
-            "clock_s": self._counted_at,
-            "paused_s": self._paused_s,
-            "idle_s": self._idle_s,
-        }
-        return json_response(200, seen)
-
-    async def _obey(self, request: Request) -> Response:
-        self.load_delay_s = msgspec.json.decode(request.body)["load_s"]
-        return json_response(200, {})
+from asyncgrpo_agent.net import http1
 
 
-def parse() -> argparse.Namespace:
-    parser = flags()
-    parser.add_argument("--bench-most-tokens-per-s", type=float, required=True)
-    return parser.parse_known_args()[0]
+class TrlVllm(SharedVllm):
+    """An engine for real TRL."""
+
+    def __init__(self, *, min_share: float, **options: Any) -> None:
+        super().__init__(**options)
+        self._min_share = min_share
+        self._port = 0
+
+    async def run_open(self) -> None:
+        """Serve on a TCP port of this host as well."""
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        self._port = listeners[0].socket.getsockname()[1]
+        await http1.serve(listeners, self.handle, hop="vllm")
+
+    async def _generate(
+        self, body: dict[str, Any], prompt: list[int]
+    ) -> tuple[list[int], list[float], str]:
+        most = body["max_tokens"]
+        drawn = Random(body.get("seed")).randint(round(most * self._min_share), most)
+        return await super()._generate({**body, "max_tokens": drawn}, prompt)
+
+    def seen(self) -> dict[str, float]:
+        return {**super().seen(), "port": self._port}
 
 
 async def main() -> None:
-    options = parse()
-    engine = SharedVllm(
+    options = parse("--bench-min-share")
+    engine = TrlVllm(
         model=options.served_model_name or options.model,
         max_loras=options.max_loras,
         rate=options.bench_tokens_per_s,
         most=options.bench_most_tokens_per_s,
         load_s=options.bench_load_s,
+        min_share=options.bench_min_share,
     )
     async with trio.open_nursery() as nursery:
         nursery.start_soon(engine.pace)
+        nursery.start_soon(engine.run_open)
         nursery.start_soon(serve, engine, options)
 
 

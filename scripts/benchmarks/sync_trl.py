@@ -60,7 +60,10 @@ class Server:
         )
 
     async def call(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
-        content = b"" if body is None else json.dumps(body).encode()
+        return await self.send(method, path, b"" if body is None else json.dumps(body).encode())
+
+    async def send(self, method: str, path: str, content: bytes) -> tuple[int, bytes]:
+        """The same with JSON that is encoded already."""
         headers = {"Host": "127.0.0.1", "Content-Type": "application/json"}
         answer = await self._pool.request(
             method, self._url + path, headers=headers, content=content

@@ -1,4 +1,4 @@
-"""TRL's loop as `scripts/bench run` drives it: `trl.experimental.async_grpo`, without a model.
+"""TRL's loop as `scripts/bench quorum` drives it: `trl.experimental.async_grpo`, without a model.
 
 The rollout worker keeps a number of rollouts in flight. A group of eight has the version at which
 its first was sent, each request names the newest version at its own time, and a group is scored
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 import trio
-from run_shape import GROUP, Shape
-from run_ways import FIRST, Way
+from quorum_shape import GROUP, Shape
+from quorum_ways import FIRST, Way
 from sync_trl import MAX_TOKENS, MIN_TOKENS, PROMPT_TOKENS, STALENESS
 
 QUEUE = 1024  # TRL's `queue_maxsize`

@@ -1,4 +1,4 @@
-"""The two ways of `scripts/bench run` to serve TRL: through the agents, and without them.
+"""The two ways of `scripts/bench quorum` to serve TRL: through the agents, and without them.
 
 Both make TRL's calls in TRL's order: pause, save the adapter, load it under a new name, resume,
 unload the version that no sample may come from any more, and only then name the new one.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import trio
-from run_fleet import Fleet
+from quorum_fleet import Fleet
 from sync import REFERENCE_SEED, copy_adapter, load_patiently, to_all
 from sync_trl import STALENESS, Server, write_adapter
 
