@@ -14,6 +14,7 @@ from asyncgrpo_agent.roles.trainer_job import history_file
 from asyncgrpo_agent.store import history
 from fakes import fleet
 from fakes.fleet import Site
+from fakes.relay import Relay
 from fakes.strict_mount import StrictBucket
 
 pytestmark = pytest.mark.slow
@@ -111,6 +112,34 @@ def test_an_older_trainer_is_fenced_off(site: Site) -> None:
     assert (counts["failed"], counts["wrong_bytes"], counts["steps"]) == (0, 0, 10)
     loaded = replica.text().split("attempt.entered attempt=a0002")[1]
     assert "adapter.loaded adapter=demo.a0001" not in loaded
+
+
+def test_what_a_zombie_writes_is_loaded_by_nobody(site: Site) -> None:
+    """It is cut off from the proxy, so nobody can tell it that another has taken its place."""
+    site.proxy()
+    replica = site.replica("r1")
+    with Relay(site.address) as relay:
+        writes = ("--set=train.fake_rollouts=0", "--set=train.fake_step_s=0.2")
+        alone = (f"--proxy={relay.address}", "--set=trainer.sync_timeout_s=0.1")
+        zombie = site.trainer(10_000, *writes, *alone)
+        zombie.wait_for(r"adapter.published adapter=demo\.a0001-\S+\.v000002")
+        relay.hold(up=True, down=True)
+        heir = site.trainer(30, "--set=train.fake_step_s=0.1", f"--state-dir={site.folder}/heir")
+        replica.wait_for("attempt.entered attempt=a0002")
+        before = commits_of(site, "a0001")
+        assert heir.process.wait(60) == 0, heir.text()
+        assert commits_of(site, "a0001") > before
+        zombie.end(signal.SIGKILL)
+    counts = fleet.counts(site.folder / "heir" / "output" / "demo")
+    assert (counts["failed"], counts["wrong_bytes"], counts["steps"]) == (0, 0, 30)
+    loaded = replica.text().split("attempt.entered attempt=a0002")[1]
+    assert "adapter.loaded adapter=demo.a0002" in loaded
+    assert "adapter.loaded adapter=demo.a0001" not in loaded
+
+
+def commits_of(site: Site, attempt: str) -> int:
+    """How many adapters an attempt has committed."""
+    return len(list((site.folder / "bucket" / "demo" / "commits").glob(f"{attempt}-*/*/*.toml")))
 
 
 def test_a_proxy_that_lost_its_memory_issues_no_old_attempt(site: Site) -> None:

@@ -1,0 +1,52 @@
+"""A run without replicas is no run that hangs, shown with whole agents."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asyncgrpo_agent.store.history import read
+from fakes import fleet
+from fakes.fleet import Site
+
+pytestmark = pytest.mark.slow
+
+STALL_S = 2.0
+LOOKS = 3  # of the watch, while nobody can answer
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with fleet.site(tmp_path) as made:
+        made.proxy()
+        yield made
+
+
+def test_time_without_replicas_does_not_count(site: Site) -> None:
+    first = site.replica("r0")
+    trainer = site.trainer(20, f"--set=trainer.stall_s={STALL_S}", "--set=train.fake_step_s=0.1")
+    trainer.wait_for(r"adapter.published adapter=\S+\.v000003")
+    first.end(signal.SIGKILL)
+    time.sleep(LOOKS * STALL_S)  # noqa: TID251 - the time that must not count
+    assert trainer.process.poll() is None, trainer.text()
+    again = site.replica("r0")
+    assert trainer.process.wait(60) == 0, trainer.text()
+    assert again.process.wait(20) == 0
+    history = site.folder / "trainer" / "trainer" / "demo" / "history.jsonl"
+    assert [one for one in read(history) if one["kind"] == "restarting"] == []
+    counts = site.counts()
+    assert (counts["failed"], counts["wrong_bytes"], counts["steps"]) == (0, 0, 20)
+
+
+def test_a_fleet_that_could_answer_and_hears_nothing_is_a_stall(site: Site) -> None:
+    site.replica("r0")
+    hangs = ("--set=train.fake_step_s=1000", "--set=trainer.restarts=0")
+    trainer = site.trainer(20, f"--set=trainer.stall_s={STALL_S}", *hangs)
+    assert trainer.process.wait(60) == 1
+    assert "no training step for" in trainer.text()
+    assert "at step 0" in trainer.text()
+    assert "trainer.stall_s sets the limit" in trainer.text()
