@@ -6,6 +6,7 @@ import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -324,3 +325,30 @@ def test_adapters_are_published_while_a_large_one_is_copied(
     ]
     assert len(syncs) >= 5
     assert max(row["seconds"] for row in syncs) < 3
+
+
+@pytest.mark.deep
+def test_a_bucket_slower_than_training_holds_nothing_up(
+    site: Site, mounted: Host, tmp_path: Path
+) -> None:
+    """Checkpoints come faster than they can be copied: all but the newest are skipped."""
+    site.proxy()
+    site.replica("r1", f"--bucket={mounted.path}")
+    trainer = site.trainer(
+        40,
+        "--set=train.fake_rollouts=2",
+        "--set=train.fake_step_s=0.2",
+        "--set=train.save_steps=2",
+        "--set=train.fake_save_bytes=20000000",
+        f"--bucket={mounted.path}",
+        within=hasty.within(*HASTY),
+    )
+    assert trainer.process.wait(90) == 0, trainer.text()
+    rows = history(site)
+    copied = [row for row in rows if row["kind"] == "checkpoint"]
+    assert 2 <= len(copied) < 15  # of 20
+    assert restored(site, mounted.path, tmp_path / "restored") == 40
+    ended = [row["t"] for row in rows if row["kind"] == "metrics"]
+    steps_s = [after - before for before, after in pairwise(ended)]
+    assert max(steps_s) < 3  # a slice of a copy, the write that it ends with, and a sync
+    assert "checkpoint.unmirrored" not in trainer.text()
