@@ -8,7 +8,6 @@ same bytes: entries are sorted, their times and owners fixed. Run by scripts/pac
 import argparse
 import gzip
 import hashlib
-import importlib.metadata
 import json
 import os
 import re
@@ -19,6 +18,7 @@ import sysconfig
 import tarfile
 from pathlib import Path
 
+from contents import Distribution, Part, bill_of_materials, copy_licences, distributions
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -31,7 +31,9 @@ TOOLS = {"altgraph", "packaging", "pyinstaller-hooks-contrib", "setuptools", "py
     "mdurl",
     "pycparser",
 }
-LICENCE = re.compile(r"(?i)(licen[cs]e|copying|notice|authors)[^/]*$")
+# What `--role local` needs to train a tiny model: configuration, model, data, reward.
+DEMO_FOLDER = "scripts/demo_task"
+DEMO = ("demo.toml", "model", "train.jsonl", "heldout.jsonl", "rewards.py")
 
 
 def main() -> int:
@@ -47,18 +49,19 @@ def main() -> int:
     suffix = "" if options.engine == "none" else f"-{options.engine}"
     name = f"asyncgrpo-agent-{options.version}"
     tree = options.dist / "package" / name
-    assemble(tree, options)
+    assemble(tree, options, epoch_s)
     archive = options.dist / f"{name}-linux-x86_64{suffix}.tar.gz"
     pack(tree, archive, epoch_s, level=6 if options.engine == "none" else 1)
     shutil.rmtree(tree.parent)
     sums = options.dist / "SHA256SUMS"
-    sums.write_text(f"{sha256(archive)}  {archive.name}\n")
+    archives = sorted(options.dist.glob(f"{name}-linux-x86_64*.tar.gz"))
+    sums.write_text("".join(f"{sha256(one)}  {one.name}\n" for one in archives))
     sign(sums, options.key)
     print(f"{archive}: {archive.stat().st_size / 1e6:.1f} MB")
     return 0
 
 
-def assemble(tree: Path, options: argparse.Namespace) -> None:
+def assemble(tree: Path, options: argparse.Namespace, epoch_s: int) -> None:
     shutil.rmtree(tree.parent, ignore_errors=True)
     tree.mkdir(parents=True)
     shutil.copytree(options.agent, tree / "agent", symlinks=True)
@@ -66,15 +69,19 @@ def assemble(tree: Path, options: argparse.Namespace) -> None:
         shutil.copytree(options.engine_folder, tree / "engine", symlinks=True, copy_function=linked)
     for folder in ("systemd", "examples"):
         shutil.copytree(ROOT / "packaging" / folder, tree / folder)
+    (tree / "demo").mkdir()
+    for name in DEMO:
+        copy = shutil.copytree if (ROOT / DEMO_FOLDER / name).is_dir() else shutil.copy
+        copy(ROOT / DEMO_FOLDER / name, tree / "demo" / name)
     shutil.copy(ROOT / "packaging" / "install.sh", tree)
     shutil.copy(ROOT / "packaging" / "CHANGELOG.md", tree)
     shutil.copy(ROOT / "README.md", tree)
     (tree / "VERSION").write_text(f"{options.version}\n")
-    shipped = agent_distributions()
-    folders = [] if options.engine == "none" else list(options.engine_folder.glob("lib/python3*/"))
-    engine = [d for f in folders for d in distributions([str(f / "site-packages")])]
-    copy_licences(tree / "LICENSES", [*shipped, *engine], options.agent / "_internal")
-    bill = bill_of_materials(options.version, [*shipped, *engine])
+    parts = [agent_part(options.agent)]
+    if options.engine != "none":
+        parts.append(engine_part(options.engine_folder))
+    copy_licences(tree / "LICENSES", parts)
+    bill = bill_of_materials(options.version, parts, epoch_s)
     (tree / "sbom.cdx.json").write_text(json.dumps(bill, indent=1) + "\n")
     files = sorted(file for file in tree.rglob("*") if file.is_file() and not file.is_symlink())
     lines = [f"{sha256(file)}  ./{file.relative_to(tree).as_posix()}\n" for file in files]
@@ -89,67 +96,30 @@ def linked(source: str, target: str) -> None:
 # --- what is inside -------------------------------------------------------------------------
 
 
-def distributions(path: list[str] | None = None) -> list[importlib.metadata.Distribution]:
-    found = importlib.metadata.distributions(**({} if path is None else {"path": path}))
-    return sorted(found, key=lambda one: one.metadata["Name"].lower())
+def agent_part(folder: Path) -> Part:
+    said = subprocess.run([folder / "asyncgrpo-agent", "--version"], capture_output=True, text=True)
+    python = re.search(r"Python (\d+\.\d+\.\d+)", said.stdout)
+    if python is None:
+        raise SystemExit(f"{folder}/asyncgrpo-agent does not run here: {said.stderr}")
+    licence = Path(sysconfig.get_path("stdlib")) / "LICENSE.txt"
+    libraries = folder.with_name(f"{folder.name}-libraries")
+    return Part("agent", agent_distributions(), python[1], licence, libraries)
 
 
-def agent_distributions() -> list[importlib.metadata.Distribution]:
+def agent_distributions() -> list[Distribution]:
     """Of the environment that PyInstaller ran in: those of the lock less the tools."""
     lock = (ROOT / "build/requirements/frozen.lock").read_text()
     names = set(re.findall(r"^([a-z0-9-]+)==", lock, re.MULTILINE)) - TOOLS
     return [d for d in distributions() if d.metadata["Name"].lower().replace("_", "-") in names]
 
 
-def copy_licences(
-    folder: Path, found: list[importlib.metadata.Distribution], libraries: Path
-) -> None:
-    for distribution in found:
-        for file in distribution.files or []:
-            if LICENCE.search(file.as_posix()) and ".dist-info/" in file.as_posix():
-                source = Path(distribution.locate_file(file))
-                keep(source, folder / distribution.metadata["Name"] / source.name)
-    keep(Path(sysconfig.get_path("stdlib")) / "LICENSE.txt", folder / "Python" / "LICENSE.txt")
-    for library in sorted(libraries.glob("lib*.so*")):  # of the host, where Debian says whose
-        asked = ["dpkg-query", "--search", f"*/{library.name}"]
-        if shutil.which(asked[0]) is None:
-            return
-        said = subprocess.run(asked, capture_output=True, text=True).stdout
-        for package in sorted(set(re.findall(r"^([^:,\s]+)[:,]", said, re.MULTILINE))):
-            copyright_file = Path("/usr/share/doc") / package / "copyright"
-            keep(copyright_file, folder / library.name / "copyright")
-
-
-def keep(source: Path, target: Path) -> None:
-    if source.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
-
-
-def bill_of_materials(
-    version: str, found: list[importlib.metadata.Distribution]
-) -> dict[str, object]:
-    """CycloneDX 1.5; the same inputs give the same text, so it has no serial number."""
-    components = [
-        {
-            "type": "library",
-            "name": one.metadata["Name"],
-            "version": one.version,
-            "purl": f"pkg:pypi/{one.metadata['Name'].lower()}@{one.version}",
-        }
-        for one in found
-    ]
-    python = ".".join(map(str, sys.version_info[:3]))
-    components.append({"type": "application", "name": "CPython", "version": python})
-    about = {"type": "application", "name": "asyncgrpo-agent", "version": version}
-    unique = {(one["name"], one["version"]): one for one in components}
-    return {
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.5",
-        "version": 1,
-        "metadata": {"component": about},
-        "components": list(unique.values()),
-    }
+def engine_part(folder: Path) -> Part:
+    command = [folder / "bin" / "python", "-I", "-B", "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[1]
+    (standard,) = folder.glob("lib/python3.*/")
+    found = distributions([str(standard / "site-packages")])
+    libraries = folder.with_name(f"{folder.name}-libraries")
+    return Part("engine", found, said, standard / "LICENSE.txt", libraries)
 
 
 # --- the archive ----------------------------------------------------------------------------

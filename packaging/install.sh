@@ -4,7 +4,8 @@
 #   ./install.sh rollback       back to the version before; the same again undoes that
 #   ./install.sh uninstall      remove the program; configuration and state stay
 #   --root DIR                  in DIR instead of /, for an image; no user is made then
-# Running agents keep the version that they were started with; restart them one by one.
+# Running agents keep the version that they were started with, whose files stay until they end;
+# restart them one by one.
 set -eu
 umask 022
 here=$(cd "$(dirname "$0")" && pwd -P)
@@ -32,6 +33,9 @@ point() {
   ln -sfn "versions/$2" "$root$home/.$1.new"
   mv -T "$root$home/.$1.new" "$root$home/$1"
 }
+
+# Whether a program of this folder runs; of other users' programs only root is told.
+is_running() { ls -l /proc/[0-9]*/exe 2>/dev/null | grep -qF -- "-> $1/"; }
 
 place_units() {
   mkdir -p "$units"
@@ -68,7 +72,8 @@ install_version() {
   point current "$version"
   kept=$(target previous)
   for folder in "$versions"/*; do
-    case "${folder##*/}" in "$version" | "$kept") ;; *) rm -rf "$folder" ;; esac
+    case "${folder##*/}" in "$version" | "$kept") continue ;; esac
+    is_running "$folder" || rm -rf "$folder"
   done
   place_units "$version"
   mkdir -p "$config" "${program%/*}"

@@ -5,35 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess  # noqa: TID251 - scripts are run as a user runs them
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-ROOT = Path(__file__).parents[2]
-KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
+from fakes.archives import KEY, packed, printing_agent, unpacked
 
 
-def packed(folder: Path, version: str) -> Path:
-    """The archive of `version`, whose agent prints that version."""
+def stand_in(folder: Path, version: str) -> Path:
     dist = folder / f"dist-{version}"
-    internal = dist / "onedir" / "_internal"
-    internal.mkdir(parents=True, exist_ok=True)
-    program = dist / "onedir" / "asyncgrpo-agent"
-    program.write_text(f"#!/bin/sh\necho {version}\n")
-    program.chmod(0o755)
-    (internal / "empty").touch()
-    key = folder / "key.pem"
-    key.write_bytes(KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    argv = [sys.executable, str(ROOT / "build" / "package.py"), f"--dist={dist}", f"--key={key}"]
-    env = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
-    words = [f"--agent={dist / 'onedir'}", f"--version={version}", "--engine=none"]
-    subprocess.run([*argv, *words], env=env, check=True, capture_output=True)
-    return dist / f"asyncgrpo-agent-{version}-linux-x86_64.tar.gz"
+    return packed(dist, printing_agent(dist, version), version)
 
 
 class Host:
@@ -45,9 +29,7 @@ class Host:
         self.root.mkdir()
 
     def unpack(self, version: str) -> Path:
-        with tarfile.open(packed(self.folder, version)) as archive:
-            archive.extractall(self.folder / "unpacked", filter="data")
-        return self.folder / "unpacked" / f"asyncgrpo-agent-{version}"
+        return unpacked(stand_in(self.folder, version), self.folder / "unpacked")
 
     def run(self, unpacked: Path, *words: str) -> subprocess.CompletedProcess[str]:
         argv = [str(unpacked / "install.sh"), *words, "--root", str(self.root)]
@@ -55,7 +37,8 @@ class Host:
 
     def version(self) -> str:
         program = self.root / "opt/asyncgrpo-agent/current/agent/asyncgrpo-agent"
-        return subprocess.run([str(program)], capture_output=True, text=True).stdout.strip()
+        said = subprocess.run([str(program)], capture_output=True, text=True).stdout
+        return said.removeprefix("asyncgrpo-agent ").partition(",")[0]
 
     def files(self) -> dict[str, str]:
         found = {}
@@ -73,25 +56,47 @@ def host(tmp_path: Path) -> Host:
 
 
 def test_the_same_inputs_give_the_same_bytes_and_a_signature(tmp_path: Path) -> None:
-    archive = packed(tmp_path, "1.0")
+    archive = stand_in(tmp_path, "1.0")
     first = archive.read_bytes()
-    assert packed(tmp_path, "1.0").read_bytes() == first
+    assert stand_in(tmp_path, "1.0").read_bytes() == first
     sums = archive.with_name("SHA256SUMS")
     assert sums.read_text() == f"{hashlib.sha256(first).hexdigest()}  {archive.name}\n"
     KEY.public_key().verify(archive.with_name("SHA256SUMS.sig").read_bytes(), sums.read_bytes())
 
 
 def test_the_archive_says_what_is_in_it(tmp_path: Path) -> None:
-    with tarfile.open(packed(tmp_path, "1.0")) as archive:
+    with tarfile.open(stand_in(tmp_path, "1.0")) as archive:
         entries = archive.getmembers()
         bill = archive.extractfile("asyncgrpo-agent-1.0/sbom.cdx.json")
         assert bill is not None
-        components = {one["name"] for one in json.load(bill)["components"]}
+        components = {one["name"]: one for one in json.load(bill)["components"]}
+        index = archive.extractfile("asyncgrpo-agent-1.0/LICENSES/INDEX.tsv")
+        assert index is not None
+        licences = [line.split("\t") for line in index.read().decode().splitlines()]
     names = [entry.name for entry in entries]
     assert names == [names[0], *sorted(names[1:], key=lambda name: Path(name).parts)]
     assert {(entry.uid, entry.gid, entry.mtime) for entry in entries} == {(0, 0, 1700000000)}
-    assert {"trio", "h2", "cryptography", "CPython"} <= components
-    assert "asyncgrpo-agent-1.0/LICENSES/trio/LICENSE" in names
+    assert {"trio", "h2", "cryptography", "CPython", "libz1"} <= set(components)
+    assert components["CPython"]["version"] == "3.11.2"  # what the agent says of itself
+    assert len({one["bom-ref"] for one in components.values()}) == len(components)
+    assert all(part == "agent" and licence for part, _, licence in licences)
+    assert {"demo.toml", "train.jsonl", "heldout.jsonl", "rewards.py", "model"} == {
+        Path(name).name for name in names if Path(name).parent == Path("asyncgrpo-agent-1.0/demo")
+    }
+    folder = "asyncgrpo-agent-1.0/LICENSES/agent"
+    for file in ("trio/LICENSE", "libz1/copyright", "CPython/LICENSE.txt"):
+        assert f"{folder}/{file}" in names
+
+
+def test_the_sums_are_of_all_archives_of_a_version(tmp_path: Path) -> None:
+    """Those with and without an engine are released together."""
+    archive = stand_in(tmp_path, "1.0")
+    other = archive.with_name("asyncgrpo-agent-1.0-linux-x86_64-cpu.tar.gz")
+    other.write_bytes(b"another")
+    archive.with_name("asyncgrpo-agent-0.9-linux-x86_64.tar.gz").touch()
+    stand_in(tmp_path, "1.0")
+    lines = archive.with_name("SHA256SUMS").read_text().splitlines()
+    assert [line.partition("  ")[2] for line in lines] == [other.name, archive.name]
 
 
 def test_install_is_idempotent_and_works_from_the_command_line(host: Host) -> None:
@@ -129,6 +134,21 @@ def test_upgrade_and_rollback_keep_configuration_and_state(host: Host) -> None:
     ]
     assert left == []
     assert host.run(newest, "uninstall").returncode == 0
+
+
+def test_the_files_of_a_running_agent_stay(host: Host) -> None:
+    """An agent, and its engine even more, reads files of its version long after its start."""
+    first, second, third, fourth = (host.unpack(f"1.{number}") for number in range(4))
+    assert host.run(first).returncode == 0
+    versions = host.root / "opt/asyncgrpo-agent/versions"
+    program = versions / "1.0" / "agent" / "runs"
+    shutil.copy("/bin/sleep", program)
+    with subprocess.Popen([program, "300"]) as running:
+        assert host.run(second).returncode == host.run(third).returncode == 0
+        assert {folder.name for folder in versions.iterdir()} == {"1.0", "1.1", "1.2"}
+        running.kill()
+    assert host.run(fourth).returncode == 0
+    assert {folder.name for folder in versions.iterdir()} == {"1.2", "1.3"}
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "missing", "added", "unlisted"])
