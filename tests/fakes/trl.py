@@ -8,8 +8,8 @@ by the bytes it had committed under the name it asked for; FakeVllm signs its an
 What it is told by the job's `grpo` table: `max_steps`, `fake_rollouts` a step, `fake_tokens` each,
 `fake_step_s` that a step takes at least, `fake_lag` versions behind the newest, `fake_hidden` size
 of an adapter, 64 bytes each, `save_steps` between checkpoints, `fake_save_bytes` of an optimizer's
-state in them, `fake_exit` code, `fake_crash_at` a step of a life that began at step 0, `fake_dir`
-where the counts are written as counts.json.
+state in them, `fake_exit` code, `fake_crash_at` a step of a life that began at step 0, `fake_until`
+a file exists, with which training ends before `max_steps`. Its counts are in counts.json.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class FakeTrl:
                     os._exit(70)
                 values = {"reward": min(1.0, step / steps), "ratio": 1.0}
                 self.event(kind="metrics", step=step, max_steps=steps, values=values)
+                if os.path.exists(self.options.get("fake_until", "")):
+                    break
         shutil.rmtree(self.output_dir / "final", ignore_errors=True)  # of a shorter run
         write_adapter(self.output_dir / "final", seed=steps)
         self.event(kind="saved", step=steps)
