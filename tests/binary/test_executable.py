@@ -38,7 +38,7 @@ def test_both_forms_say_what_they_are(program: Path) -> None:
 
 
 def test_how_quickly_it_starts(program: Path) -> None:
-    """A figure, for a shared machine proves nothing: 1.5 s for the one file, 0.6 s for the folder."""
+    """A figure, for a shared machine proves nothing: 1.5 s as one file, 0.6 s as a folder."""
     taken_s = []
     for _ in range(TRIES):
         began = time.monotonic()
