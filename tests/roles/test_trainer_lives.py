@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     with fleet.site(tmp_path) as made:
-        made.proxy()
         yield made
 
 
@@ -28,7 +28,7 @@ def records(site: Site, kind: str) -> list[dict[str, Any]]:
 
 
 def test_a_crash_costs_the_steps_since_the_last_checkpoint(site: Site) -> None:
-    replica = site.replica("r0")
+    proxy, replica = site.proxy(), site.replica("r0")
     trainer = site.trainer(8, "--set=train.save_steps=2", "--set=train.fake_crash_at=5")
     assert trainer.process.wait(60) == 0, trainer.text()
     assert replica.process.wait(20) == 0
@@ -40,12 +40,15 @@ def test_a_crash_costs_the_steps_since_the_last_checkpoint(site: Site) -> None:
     steps = (site.folder / "trainer" / "output" / "demo" / "steps.txt").read_text().split()
     assert [int(step) for step in steps] == [1, 2, 3, 4, 5, 5, 6, 7, 8]
     assert site.counts()["wrong_bytes"] == 0
+    assert re.findall(r"run\.ended .*ok=(\w+)", proxy.text()) == ["True"], proxy.text()
 
 
 def test_none_is_started_again_if_that_is_not_wanted(site: Site) -> None:
+    proxy = site.proxy()
     site.replica("r0")
     trainer = site.trainer(8, "--set=train.fake_crash_at=5", "--set=trainer.restarts=0")
     assert trainer.process.wait(60) == 1
     assert "trainer.restarts is 0" in trainer.text()
     assert "exit code 70" in trainer.text()
     assert records(site, "restarting") == []
+    proxy.wait_for(r"run\.ended .*ok=False")

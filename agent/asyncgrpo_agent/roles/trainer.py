@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import SystemRandom
@@ -104,17 +105,22 @@ async def _run_lives(config: Config, join: Join, digest: str, bucket: BucketHost
         lives = Lives(config.trainer.restarts, SystemRandom(), tell)
 
         async def live() -> int:
-            return await _run_agent(config, join, digest, bucket, history)
+            return await _run_agent(config, join, digest, bucket, history, lives.goes_on_after)
 
         return await lives.run(live)
 
 
 async def _run_agent(
-    config: Config, join: Join, digest: str, bucket: BucketHost, history: History
+    config: Config,
+    join: Join,
+    digest: str,
+    bucket: BucketHost,
+    history: History,
+    goes_on_after: Callable[[Failure], bool],
 ) -> int:
     """One life. Raises LifeFailedError if TRL ended it."""
     attempts = await bucket.list_attempts()
-    agent = TrainerAgent(config, join, digest, history, bucket)
+    agent = TrainerAgent(config, join, digest, history, bucket, goes_on_after)
     agent.link.attempt_seen = attempts[-1].number if attempts else 0
     try:
         with trio.CancelScope() as scope:
@@ -153,6 +159,8 @@ class TrainerAgent:
     digest: str
     history: History
     bucket: BucketHost
+    goes_on_after: Callable[[Failure], bool] = lambda _failure: False
+    """Whether another start follows one that TRL ended so."""
     stopping: bool = False
     succeeded: bool = False
     outcome: str = ""
@@ -246,6 +254,7 @@ class TrainerAgent:
             resumed = await self._resume()
             nursery.start_soon(self.checkpoints.run)
             await nursery.start(self._serve_gateway, listeners)
+            goes_on = False
             try:
                 if not resumed.finished:
                     await self._begin(url, resumed)
@@ -256,16 +265,23 @@ class TrainerAgent:
                         await self.link.registered()
             except BaseException as error:
                 self.outcome = self.outcome or _first_words(error)
+                goes_on = self._goes_on(error)
                 raise
             finally:
                 with trio.move_on_after(FAREWELL_S, shield=True):
                     self._record_totals()
-                    await self.link.tell(m.RunEnded(self.succeeded, self.outcome))
+                    if not goes_on:
+                        await self.link.tell(m.RunEnded(self.succeeded, self.outcome))
                     await self.link.leave(self.outcome)
                 await self.checkpoints.finish()
             if self.succeeded:
                 await self.retention.last_round()
             nursery.cancel_scope.cancel()
+
+    def _goes_on(self, error: BaseException) -> bool:
+        """Then this was the end of an attempt, not of the run."""
+        is_trl = failure_of_trl(error) is not None and not self.stopping
+        return is_trl and self.goes_on_after(self.failure())
 
     async def _resume(self) -> Resumed:
         """Where this attempt goes on."""

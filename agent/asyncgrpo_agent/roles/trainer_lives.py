@@ -16,7 +16,7 @@ from typing import Final
 import trio
 
 from asyncgrpo_agent.core.backoff import Backoff
-from asyncgrpo_agent.core.restarts import Failure, Stop, next_start
+from asyncgrpo_agent.core.restarts import Again, Failure, Stop, next_start
 from asyncgrpo_agent.errors import AgentError, ChildExitedError, ChildNotReadyError
 from asyncgrpo_agent.logs import Log
 
@@ -44,6 +44,10 @@ class Lives:
     rng: Random
     tell: Callable[[str, float], None]
     _failures: list[Failure] = field(default_factory=list)
+
+    def goes_on_after(self, failure: Failure) -> bool:
+        """Whether another life would follow one that failed like this."""
+        return isinstance(next_start([*self._failures, failure], self.allowed), Again)
 
     async def run(self, live: Callable[[], Awaitable[int]]) -> int:
         """The exit code of the life that ends by itself, or 0 for a signal between two.
