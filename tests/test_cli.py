@@ -57,6 +57,17 @@ def test_flags_reach_the_role(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert (config.link.join, config.link.proxy) == (f"{tmp_path}/j", "a:1")
 
 
+def test_replicas_are_those_of_the_role(monkeypatch: pytest.MonkeyPatch) -> None:
+    role = FakeRole(0)
+    words = ["--join=j", "--bucket=b", "--model=m", "--gpus=0,1"]
+    assert start(monkeypatch, role, "--role=replica", *words, "--replicas=auto") == 78  # no host
+    monkeypatch.setattr("asyncgrpo_agent.config.host.resolved", lambda config, _stdin: config)
+    assert start(monkeypatch, role, "--role=replica", *words, "--replicas=auto") == 0
+    assert role.config is not None
+    assert (role.config.replica.replicas, role.config.replica.gpus) == ("auto", "0,1")
+    assert role.config.local.replicas == 2  # its own default
+
+
 def test_set_takes_toml_and_bare_words(monkeypatch: pytest.MonkeyPatch) -> None:
     role = FakeRole()
     words = ["--set", "train.max_steps=3", "--set", "engine.dtype=float32", "--join", "-"]
@@ -112,7 +123,6 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         (["run", "delete", "x"], "invalid choice: 'delete'"),
         (["join", "x"], "invalid choice: 'x'"),
         (["join"], "required: action"),
-        (["token", "create", "--role", "replica"], "required: --run"),
         (["token", "create", "--role", "proxy", "--run", "x"], "invalid choice: 'proxy'"),
         (["init"], "required: --role"),
         (["serve"], "unrecognized arguments: serve"),

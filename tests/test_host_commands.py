@@ -22,6 +22,9 @@ def test_paths_are_below_the_state_folder(
     assert found["logs"] == f"{tmp_path}/state/logs"
     assert cli.main(["paths", "--state-dir", "/x"]) == 0
     assert "/x/staged" in capsys.readouterr().out
+    assert cli.main(["paths", "--state-dir", "/x", "--log-dir", "/l", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["logs"], found["caches"]) == ("/l", "/x/cache")
 
 
 def test_version_of_everything(capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,9 +179,9 @@ def role_entry(role: str) -> Callable[[Config], int]:
 
         return proxy.run
     if role == "replica":
-        from asyncgrpo_agent.roles import replica
+        from asyncgrpo_agent.roles import replicas
 
-        return replica.run
+        return replicas.run
     if role == "trainer":
         from asyncgrpo_agent.roles import trainer
 
@@ -199,9 +199,10 @@ def _print_engine_command(config: Config) -> int:
     if config.role not in ("replica", "local"):
         raise UsageError("--print-engine-command is for role replica")
     from asyncgrpo_agent.config.host import with_engine_python
-    from asyncgrpo_agent.roles import replica
+    from asyncgrpo_agent.roles import replica, replicas
 
-    print(replica.engine_command_line(with_engine_python(config).without_secrets()))
+    for one in replicas.replicas_of(with_engine_python(config).without_secrets()):
+        print(replica.engine_command_line(one))
     return 0
 
 

@@ -6,12 +6,13 @@ A flag sets one key of the configuration as text; what the text means is up to `
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 from asyncgrpo_agent.config.sections import ROLES
-from asyncgrpo_agent.config.sources import Setting
+from asyncgrpo_agent.config.sources import ROLE_VARIABLE, Setting
 from asyncgrpo_agent.errors import UsageError
 
 PROGRAM: Final = "asyncgrpo-agent"
@@ -22,12 +23,16 @@ Action = Callable[[Sequence[str]], tuple[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortcut:
-    """A flag that sets one key of the configuration; without `metavar` it sets it to true."""
+    """A flag that sets one key of the configuration; without `metavar` it sets it to true.
+
+    `replica_path` is its key with role replica, if that is another.
+    """
 
     flag: str
     path: str
     help: str
     metavar: str = ""
+    replica_path: str = ""
 
 
 SHORTCUTS: Final = (
@@ -44,8 +49,9 @@ SHORTCUTS: Final = (
         flag="--state-dir",
         metavar="DIR",
         path="agent.state_dir",
-        help="keys, staged adapters, logs",
+        help="keys, staged adapters, caches, logs",
     ),
+    Shortcut(flag="--log-dir", metavar="DIR", path="agent.log_dir", help="logs of vLLM and TRL"),
     Shortcut(flag="--run", metavar="NAME", path="run.name", help="name of the run"),
     Shortcut(flag="--name", metavar="NAME", path="replica.name", help="name of this replica"),
     Shortcut(flag="--model", metavar="DIR", path="model.path", help="folder of the base model"),
@@ -68,8 +74,13 @@ SHORTCUTS: Final = (
         path="engine.python",
         help="Python that has vLLM or TRL",
     ),
+    Shortcut(flag="--gpus", metavar="LIST", path="replica.gpus", help="GPUs of a replica, as 0,1"),
     Shortcut(
-        flag="--replicas", metavar="N", path="local.replicas", help="replicas of a local fleet"
+        flag="--replicas",
+        metavar="N|auto",
+        path="local.replicas",
+        replica_path="replica.replicas",
+        help="replicas of a local fleet, or of this host; auto: as its GPUs allow",
     ),
     Shortcut(
         flag="--min-replicas",
@@ -166,8 +177,11 @@ def settings_of(options: argparse.Namespace) -> list[Setting]:
         if not equals or "." not in path:
             raise UsageError(f"--set {path}: expected SECTION.KEY=VALUE")
         settings.append(Setting(path=path.strip(), value=value, origin="--set"))
+    role = getattr(options, "role", None) or os.environ.get(ROLE_VARIABLE)
     for shortcut in SHORTCUTS:
         value = getattr(options, shortcut.path, None)
         if value is not None:
-            settings.append(Setting(path=shortcut.path, value=value, origin=shortcut.flag))
+            path = shortcut.replica_path if role == "replica" else ""
+            setting = Setting(path=path or shortcut.path, value=value, origin=shortcut.flag)
+            settings.append(setting)
     return settings

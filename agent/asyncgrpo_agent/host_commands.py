@@ -22,6 +22,7 @@ Look at this host: what a role needs, what is there, and how to mend what is not
 
 The role's own flags and configuration say what is looked for. Exit code 1 if anything is wrong.
 """
+LOG_DIR_VARIABLE: Final = "ASYNCGRPO_AGENT_LOG_DIR"
 _LIBRARIES: Final = ("trio", "h2", "h11", "httpcore", "watchfiles", "msgspec", "cryptography")
 
 
@@ -51,16 +52,19 @@ def doctor(words: Sequence[str]) -> tuple[str, int]:
 
 def paths(words: Sequence[str]) -> str:
     """Where an agent of this user keeps what, one line each."""
-    usage = "paths [--state-dir DIR] [--json]"
+    usage = "paths [--state-dir DIR] [--log-dir DIR] [--json]"
     parser = Parser("paths", usage, "Show where an agent keeps its files on this host.")
     parser.add_argument("--state-dir", metavar="DIR", help="as given to the agent")
     parser.add_argument("--json", action="store_true", help="as a JSON object")
+    parser.add_argument("--log-dir", metavar="DIR", help="as given to the agent")
     options = parser.parse_args(list(words))
+    logs = options.log_dir or os.environ.get(LOG_DIR_VARIABLE)
     given = options.state_dir or os.environ.get(sources.STATE_DIR_VARIABLE)
     state = os.path.abspath(given or sources.default_state_dir(os.environ))
     found = {
         "state": state,
-        "logs": f"{state}/logs",
+        "logs": os.path.abspath(logs or f"{state}/logs"),
+        "caches": f"{state}/cache",
         "keys": f"{state}/runs",
         "proxy": f"{state}/proxy",
         "staged adapters": f"{state}/staged",

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -16,6 +17,7 @@ import trio
 from asyncgrpo_agent.logs import Log
 
 _MICROSECONDS: Final = 1_000_000
+_MAX_DATAGRAM_BYTES: Final = 4096
 log = Log(__name__)
 
 
@@ -73,3 +75,31 @@ class Notifier:
                 sender.sendto(message.encode(), self._address)
         except OSError as error:
             log.debug("sdnotify.dropped", message=message, reason=error.strerror)
+
+
+class NotifySocket:
+    """The other end, for an agent that starts agents: what one of them would tell systemd.
+
+    Iterating gives each datagram as its lines.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.address = str(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        try:
+            listener.bind(self.address)
+            self._socket = trio.socket.from_stdlib_socket(listener)
+        except BaseException:
+            listener.close()
+            raise
+
+    def __aiter__(self) -> AsyncIterator[list[str]]:
+        return self._messages()
+
+    async def _messages(self) -> AsyncIterator[list[str]]:
+        while True:
+            data = await self._socket.recv(_MAX_DATAGRAM_BYTES)
+            yield data.decode(errors="replace").splitlines()
+
+    def close(self) -> None:
+        self._socket.close()

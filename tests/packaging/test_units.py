@@ -87,6 +87,25 @@ def test_a_replica_may_drain_before_it_is_killed() -> None:
     assert float(value(unit_of("replica"), "TimeoutStopSec")) >= drain_s + STOP_VLLM_S + REST_S
 
 
+def test_an_instance_is_named_for_its_gpus(tmp_path: Path) -> None:
+    """What systemctl makes of asyncgrpo-replica@0,1, and systemd of that."""
+    if shutil.which("systemd-escape") is None:
+        pytest.skip("systemd-escape is not installed (apt-get install systemd)")
+    argv = ["systemd-escape", "--template=asyncgrpo-replica@.service", "0,1"]
+    name = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
+    assert name == r"asyncgrpo-replica@0\x2c1.service"
+    argv = ["systemd-escape", "--unescape", "--instance", name]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0,1"  # as %I, which the agent gets
+    assert "Environment=ASYNCGRPO_REPLICA_GPUS=%I" in unit_of("replica").read_text()
+    (tmp_path / "asyncgrpo-replica@.service").write_text(
+        unit_of("replica").read_text().replace(PROGRAM, "/bin/true")
+    )
+    argv = ["systemd-analyze", "--no-pager", "verify", "--man=no", str(tmp_path / name)]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("role", ["replica", "trainer"])
 def test_engines_keep_their_gpus_and_wait_for_their_bucket(role: str) -> None:
     text = unit_of(role).read_text()

@@ -96,3 +96,17 @@ def test_a_worker_shares_the_frozen_folder_but_no_secrets() -> None:
     secrets = {"ASYNCGRPO_JOIN": "x", "HF_TOKEN": "x", "AWS_SECRET_ACCESS_KEY": "x"}
     base = FROZEN | secrets
     assert child_environment(base, {}, frozen=True, kind="worker") == FROZEN
+
+
+def test_an_engine_is_confined_to_its_gpus() -> None:
+    base = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    environment = child_environment(base, {"CUDA_VISIBLE_DEVICES": "2"}, frozen=False, gpus="3")
+    assert environment == {"CUDA_VISIBLE_DEVICES": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def test_what_engines_compile_is_kept_where_the_agent_says_unless_the_user_does() -> None:
+    base = {"TRITON_CACHE_DIR": "/mine"}
+    environment = child_environment(base, {}, frozen=False, caches="/state/cache")
+    assert environment["TRITON_CACHE_DIR"] == "/mine"
+    assert environment["VLLM_CACHE_ROOT"] == "/state/cache/vllm"
+    assert environment["TORCHINDUCTOR_CACHE_DIR"] == "/state/cache/inductor"

@@ -14,6 +14,7 @@ from asyncgrpo_agent.procs.vllm import (
     EngineSpec,
     engine_command,
     explain_failure,
+    gpus_per_engine,
     shell_line,
     socket_dir,
 )
@@ -231,3 +232,11 @@ def test_root_with_a_long_path_is_passed_over(roots: pytest.MonkeyPatch, tmp_pat
     roots.setenv("XDG_RUNTIME_DIR", str(deep))
     with socket_dir() as folder:
         assert folder.parent == Path("/tmp")
+
+
+def test_gpus_of_one_engine() -> None:
+    assert gpus_per_engine([]) == 1
+    assert gpus_per_engine(["--tensor-parallel-size", "2", "-pp=3"]) == 6
+    assert gpus_per_engine(["--tensor_parallel_size=4"]) == 4
+    with pytest.raises(ValueError, match="no whole number"):
+        gpus_per_engine(["-tp", "--enforce-eager"])

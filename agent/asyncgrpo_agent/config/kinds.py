@@ -49,6 +49,13 @@ HostName = Annotated[
         title="a name of letters, digits, '.', '_' and '-', at most 64 long",
     ),
 ]
+_GPU: Final = r"(\d+|(GPU|MIG)-[\w/-]+)"
+GpuList = Annotated[
+    str, Meta(pattern=rf"^({_GPU}(,{_GPU})*)?\Z", title="GPUs by number or UUID, as 0,1")
+]
+ReplicaCount = Annotated[
+    Literal["auto"] | Annotated[int, Meta(ge=1)], Meta(title="a whole number, 1 or more, or auto")
+]
 # A name of a model hub stays as it is.
 DataSource = Annotated[
     str, Meta(title="the path of a file, or OWNER/NAME of a model hub", extra={"path": "data"})

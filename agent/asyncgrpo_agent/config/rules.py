@@ -228,6 +228,21 @@ def _enough_replicas(config: Config) -> Iterator[Problem]:
         yield _at(config, "trainer.min_replicas", what, "TRL would never start")
 
 
+def _several_replicas(config: Config) -> Iterator[Problem]:
+    replica = config.replica
+    if config.role == "local":
+        for key in ("gpus", "replicas"):
+            if getattr(replica, key) != KEYS["replica"][key].default:
+                what = "a local fleet counts its replicas itself"
+                yield _at(config, f"replica.{key}", what, "Use local.replicas")
+    gpus = replica.gpus.split(",")
+    if len(set(gpus)) < len(gpus):
+        yield _at(config, "replica.gpus", f"{replica.gpus} names a GPU twice")
+    if replica.gpus and "CUDA_VISIBLE_DEVICES" in config.engine.env:
+        what = "CUDA_VISIBLE_DEVICES says the same as replica.gpus"
+        yield _at(config, "engine.env", what, "Leave it out")
+
+
 def _own_end(config: Config) -> Iterator[Problem]:
     """Ends that an agent chooses, and what it then does to its host."""
     keys = ("idle_exit_s", "on_exit_command", "notice_command")
@@ -313,6 +328,7 @@ _RULES: Final[tuple[Callable[[Config], Iterator[Problem]], ...]] = (
     _lora_slots,
     _lora_rank,
     _enough_replicas,
+    _several_replicas,
     _own_end,
     _owned_train_keys,
     _script_alone,

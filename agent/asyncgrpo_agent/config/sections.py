@@ -23,27 +23,25 @@ from msgspec import Meta
 from asyncgrpo_agent.config.kinds import (
     BucketSource,
     Count,
-    Dtype,
     Executable,
     FilePath,
     Flag,
     FolderPath,
-    HostName,
     HostPort,
     HostPorts,
-    Interval,
     JoinPath,
     LogLevel,
-    LoraRank,
     Positive,
     RunName,
-    Seconds,
     Text,
-    Texts,
     UploadChecksums,
 )
 from asyncgrpo_agent.config.kinds import Section as Section
 from asyncgrpo_agent.config.redaction import redact, redact_args
+from asyncgrpo_agent.config.serving import Engine as Engine
+from asyncgrpo_agent.config.serving import Local as Local
+from asyncgrpo_agent.config.serving import Model as Model
+from asyncgrpo_agent.config.serving import Replica as Replica
 from asyncgrpo_agent.config.training import Eval as Eval
 from asyncgrpo_agent.config.training import Train as Train
 from asyncgrpo_agent.config.training import Trainer as Trainer
@@ -59,9 +57,13 @@ class Agent(Section, frozen=True, kw_only=True):
     state_dir: Annotated[
         FolderPath,
         Meta(
-            description="Keys, staged adapters, sockets and logs. Empty: $STATE_DIRECTORY, else "
+            description="Keys, staged adapters, caches and logs. Empty: $STATE_DIRECTORY, else "
             "$XDG_STATE_HOME/asyncgrpo-agent, else ~/.local/state/asyncgrpo-agent."
         ),
+    ] = ""
+    log_dir: Annotated[
+        FolderPath,
+        Meta(description="What children write: vLLM, TRL, mount-s3. Empty: logs/ in `state_dir`."),
     ] = ""
     log_level: Annotated[LogLevel, Meta(description="The least severity that is logged.")] = "info"
     log_json: Annotated[Flag, Meta(description="Log JSON objects instead of text lines.")] = False
@@ -192,104 +194,6 @@ class Bucket(Section, frozen=True, kw_only=True):
         return self.prune and (self.allow_delete or not self.url)
 
 
-class Model(Section, frozen=True, kw_only=True):
-    """The base model."""
-
-    path: Annotated[FolderPath, Meta(description="Local folder of the base model.")] = ""
-    name: Annotated[
-        Text,
-        Meta(description="Name it is served under, one for the whole run. Empty: the folder's."),
-    ] = ""
-    trust_remote_code: Annotated[
-        Flag, Meta(description="Run Python code that comes with the model. Set on each host alone.")
-    ] = False
-
-
-class Engine(Section, frozen=True, kw_only=True):
-    """The child process: vLLM on a replica, TRL on a trainer."""
-
-    python: Annotated[
-        Executable,
-        Meta(
-            description="Python that has vLLM or TRL. Empty: engine/ beside the agent, or "
-            ".engine/ in a checkout."
-        ),
-    ] = ""
-    module: Annotated[Text, Meta(description="Module that starts vLLM's server.")] = (
-        "vllm.entrypoints.openai.api_server"
-    )
-    args: Annotated[
-        Texts, Meta(description="More flags for vLLM; those after -- are appended to them.")
-    ] = []
-    env: Annotated[
-        dict[str, str],
-        Meta(
-            title="a table of texts",
-            description="More environment variables for the child process.",
-        ),
-    ] = {}
-    start_timeout_s: Annotated[
-        Seconds, Meta(description="How long vLLM may take until it answers a completion.")
-    ] = 900
-    max_loras: Annotated[
-        Positive, Meta(description="Adapters in one vLLM batch: at least max_staleness + 4.")
-    ] = 8
-    max_lora_rank: Annotated[
-        LoraRank, Meta(description="Largest LoRA rank that vLLM makes room for.")
-    ] = 16
-    dtype: Annotated[Dtype, Meta(description="Number format of the served weights.")] = "auto"
-
-
-class Replica(Section, frozen=True, kw_only=True):
-    """A host that runs vLLM."""
-
-    name: Annotated[
-        HostName, Meta(description="Stable name of this host in the run. Empty: its hostname.")
-    ] = ""
-    capacity: Annotated[Positive, Meta(description="Rollouts that it takes at once.")] = 64
-    drain_s: Annotated[
-        Seconds, Meta(description="How long rollouts may finish after a request to stop.")
-    ] = 60
-    idle_exit_s: Annotated[
-        Seconds,
-        Meta(description="End after so long without a rollout since vLLM was ready. 0: never."),
-    ] = 0
-    on_exit_command: Annotated[
-        Texts,
-        Meta(
-            description="Run after an end that the agent chose (the run is over, drained, idle), "
-            "never after a signal: the platform's call that stops this host."
-        ),
-    ] = []
-    notice_command: Annotated[
-        Texts,
-        Meta(
-            description="Exits with 0 when the platform is about to take this host, which is then "
-            "drained as after SIGTERM; run again and again, or waiting itself."
-        ),
-    ] = []
-    notice_every_s: Annotated[
-        Interval, Meta(description="How long after an end of notice_command it is run again.")
-    ] = 5
-    price_per_hour: Annotated[
-        float,
-        Meta(
-            ge=0,
-            title="a number, 0 or more",
-            description="What this host costs an hour, for the run's account. 0: not known.",
-        ),
-    ] = 0
-    warm_up: Annotated[
-        Flag, Meta(description="Send one completion through each new adapter before it counts.")
-    ] = False
-
-
-class Local(Section, frozen=True, kw_only=True):
-    """A whole fleet on this host: one proxy, one trainer, some replicas."""
-
-    replicas: Annotated[Positive, Meta(description="Replicas to start.")] = 2
-
-
 SECTIONS: Final[Mapping[str, type[Section]]] = {
     "agent": Agent,
     "run": Run,
@@ -352,6 +256,15 @@ class Config:
     @property
     def state_dir(self) -> Path:
         return Path(self.agent.state_dir)
+
+    @property
+    def log_dir(self) -> Path:
+        return Path(self.agent.log_dir) if self.agent.log_dir else self.state_dir / "logs"
+
+    @property
+    def cache_dir(self) -> Path:
+        """For what the engine compiles."""
+        return self.state_dir / "cache"
 
     @property
     def output_dir(self) -> Path:

@@ -95,6 +95,11 @@ class Child:
         assert self.returncode is not None
         return self.returncode
 
+    def send_signal(self, number: signal.Signals) -> None:
+        """To all of its group; nothing once the program has ended."""
+        if self._process.returncode is None:  # else `_run` has the group's end in hand
+            signal_group(self.pid, number)
+
     async def stop(self, grace_s: float = GRACE_S) -> int:
         """SIGTERM to the group, SIGKILL after `grace_s`; may be called again, even at once.
 
@@ -112,8 +117,7 @@ class Child:
         return self.returncode
 
     async def _end_by(self, number: signal.Signals, patience_s: float) -> None:
-        if self._process.returncode is None:  # else `_run` has the group's end in hand
-            signal_group(self.pid, number)
+        self.send_signal(number)
         with trio.move_on_after(patience_s, shield=True):
             await self._ended.wait()
 
@@ -206,10 +210,18 @@ async def output_of(
         raise ChildError(f"{name} did not end within {timeout_s:g} s", where=argv[0])
 
 
-def inherited(additions: Mapping[str, str], kind: Kind = "engine") -> dict[str, str]:
-    """The environment of a child of this very process."""
-    frozen = bool(getattr(sys, "frozen", False))
-    return child_environment(os.environ, additions, frozen=frozen, kind=kind)
+def inherited(
+    additions: Mapping[str, str], kind: Kind = "engine", *, gpus: str = "", caches: str = ""
+) -> dict[str, str]:
+    """The environment of a child of this very process; see `procs.environment`."""
+    return child_environment(
+        os.environ,
+        additions,
+        frozen=bool(getattr(sys, "frozen", False)),
+        kind=kind,
+        gpus=gpus,
+        caches=caches,
+    )
 
 
 async def _spawn(

@@ -48,11 +48,43 @@ _LIBRARIES: Final = "LD_LIBRARY_PATH"
 _LIBRARIES_BEFORE: Final = "LD_LIBRARY_PATH_ORIG"
 
 
+def gpu_variables(gpus: str) -> dict[str, str]:
+    """What confines an engine to `gpus`, as "0,1"; nothing without any. Not run on a GPU.
+
+    CUDA by itself numbers the fastest first; users mean the numbers that nvidia-smi shows.
+    """
+    return {"CUDA_VISIBLE_DEVICES": gpus, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if gpus else {}
+
+
+def cache_variables(folder: str) -> dict[str, str]:
+    """Where vLLM, inductor, Triton, FlashInfer and CUDA keep what they compile.
+
+    Not in ~/.cache: services have no home, and in a container only the state may be of any length.
+    """
+    places = {
+        "VLLM_CACHE_ROOT": "vllm",
+        "TORCHINDUCTOR_CACHE_DIR": "inductor",
+        "TRITON_CACHE_DIR": "triton",
+        "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+        "CUDA_CACHE_PATH": "cuda",
+    }
+    return {name: f"{folder}/{place}" for name, place in places.items()} if folder else {}
+
+
 def child_environment(
-    base: Mapping[str, str], additions: Mapping[str, str], *, frozen: bool, kind: Kind = "engine"
+    base: Mapping[str, str],
+    additions: Mapping[str, str],
+    *,
+    frozen: bool,
+    kind: Kind = "engine",
+    gpus: str = "",
+    caches: str = "",
 ) -> dict[str, str]:
-    """What a child of `kind` gets when the agent itself runs in `base`. `additions` win."""
-    environment = {
+    """What a child of `kind` gets when the agent itself runs in `base`. `additions` win, but an
+    engine's `gpus` are not to be argued with. `caches` is a folder for what engines compile, used
+    where the user has not chosen another."""
+    environment = cache_variables(caches)
+    environment |= {
         name: value for name, value in base.items() if not name.startswith(_DROPPED[kind])
     }
     if kind == "mount":
@@ -68,4 +100,4 @@ def child_environment(
     if kind == "agent":
         # Without it a frozen agent takes itself for part of this one and shares its folder.
         environment["PYINSTALLER_RESET_ENVIRONMENT"] = "1"
-    return environment | dict(additions)
+    return environment | dict(additions) | gpu_variables(gpus)

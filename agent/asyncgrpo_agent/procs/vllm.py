@@ -12,7 +12,7 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,6 +65,26 @@ def engine_command(spec: EngineSpec) -> tuple[list[str], dict[str, str]]:
         # How many tokens a batch then needs follows from the model's length; vLLM knows that.
         argv += ["--enforce-eager", "--no-enable-chunked-prefill"]
     return [*argv, *spec.args], _environment(spec)
+
+
+def gpus_per_engine(args: Sequence[str]) -> int:
+    """GPUs that one engine with these flags of vLLM's takes: tensor times pipeline parallel.
+
+    ValueError if a size is no whole number.
+    """
+    sizes = {"tensor": 1, "pipeline": 1}
+    names = {"--tensor-parallel-size": "tensor", "-tp": "tensor"}
+    names |= {"--pipeline-parallel-size": "pipeline", "-pp": "pipeline"}
+    words = list(args)
+    for at, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        name = names.get(flag.replace("_", "-"))
+        if name is not None:
+            text = value if equals else next(iter(words[at + 1 : at + 2]), "")
+            if not (text.isascii() and text.isdigit() and int(text) > 0):
+                raise ValueError(f"{flag} is no whole number: {text!r}")
+            sizes[name] = int(text)
+    return sizes["tensor"] * sizes["pipeline"]
 
 
 def _unless_given(args: tuple[str, ...], flag: str, value: str) -> list[str]:

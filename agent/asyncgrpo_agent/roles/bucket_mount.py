@@ -110,7 +110,7 @@ async def _prepared(config: Config) -> BucketMount:
     command = mount_command(spec, version)
     for key in command.ignored:
         log.warning("mount.key_ignored", key=key, version=shown(version))
-    log_file = config.state_dir / "logs" / "mount-s3.log"
+    log_file = config.log_dir / "mount-s3.log"
     return BucketMount(spec, command, mount_s3.environment(command), log_file)
 
 

@@ -12,7 +12,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
@@ -20,8 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-import tomli_w
 import trio
 from rich.console import Console
 
@@ -30,6 +27,7 @@ from asyncgrpo_agent.core.join import decode
 from asyncgrpo_agent.errors import ChildExitedError, ConfigError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.procs import child
+from asyncgrpo_agent.roles.agent_children import agent_started, share_of_cores, write_config
 from asyncgrpo_agent.roles.live_view import follow
 from asyncgrpo_agent.roles.trainer_job import history_file
 from asyncgrpo_agent.sdnotify import Notifier
@@ -158,12 +156,9 @@ class LocalFleet:
             log.warning("tokens.unrevoked", reason=str(error))
 
     def _replica_table(self, number: int) -> dict[str, dict[str, Any]]:
-        """Engines that share a host share its cores."""
-        cores = len(os.sched_getaffinity(0))
-        threads = max(1, cores // self.config.local.replicas)
         return {
             "replica": {"name": f"replica-{number}"},
-            "engine": {"env": {"OMP_NUM_THREADS": str(threads), **self.config.engine.env}},
+            "engine": {"env": share_of_cores(self.config, self.config.local.replicas)},
         }
 
     async def _start(
@@ -171,37 +166,28 @@ class LocalFleet:
     ) -> child.Child:
         role = name.split("-")[0]
         config_file = self._write_config(name, role, overrides)
-        argv = [*_agent_command(), "--role", role, "--config", str(config_file)]
-        log_file = self.folder / "logs" / f"{name}.log"
         return await stack.enter_async_context(
-            child.started(
-                name,
-                argv,
-                env=child.inherited({}, "agent"),
-                log_file=log_file,
-                grace_s=STOP_S,
-            )
+            agent_started(name, role, config_file, log_file=self._log_file(name), grace_s=STOP_S)
         )
+
+    def _log_file(self, name: str) -> Path:
+        return self.config.log_dir / f"{name}.log"
 
     def _write_config(self, name: str, role: str, overrides: dict[str, dict[str, Any]]) -> Path:
         state = self.folder / name
-        table = self.config.to_table()
-        defaults = {
-            "agent": {"state_dir": str(state)},
+        log_dir = self.config.agent.log_dir
+        defaults: dict[str, dict[str, Any]] = {
+            "agent": {
+                "state_dir": str(state),
+                "log_dir": f"{log_dir}/{name}" if log_dir else "",
+            },
             "run": {"name": self.run_name},
             "bucket": {"path": str(self.bucket)},
             "trainer": {"min_replicas": self.config.local.replicas},
         }
         if role in self._joins:
             defaults["link"] = {"join": str(self._joins[role])}
-        for changes in (defaults, overrides):
-            for section, keys in changes.items():
-                table[section] |= keys
-        state.mkdir(parents=True, exist_ok=True)
-        path = state / "config.toml"
-        path.touch(mode=0o600)
-        path.write_text(tomli_w.dumps(msgspec.to_builtins(table)))
-        return path
+        return write_config(self.config, state, defaults, overrides)
 
     # --- running --------------------------------------------------------------------------
 
@@ -214,7 +200,7 @@ class LocalFleet:
             nursery.cancel_scope.cancel()
         self.exit_code = code
         if code != 0:
-            raise LocalChildError("trainer", trainer, self.folder / "logs" / "trainer.log")
+            raise LocalChildError("trainer", trainer, self._log_file("trainer"))
 
     async def _end_early(self, other: child.Child, others: list[child.Child]) -> None:
         code = await other.wait()
@@ -224,7 +210,7 @@ class LocalFleet:
                 log.info("local.replica_left", child=other.name)  # drained: the others go on
                 return
         log.error("local.child_ended", child=other.name, code=code)
-        raise LocalChildError(other.name, other, self.folder / "logs" / f"{other.name}.log")
+        raise LocalChildError(other.name, other, self._log_file(other.name))
 
     async def _farewell(self, replicas: list[child.Child]) -> None:
         """Replicas were told that the run is over; let them leave by themselves."""
@@ -267,13 +253,6 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 def _now_unix_s() -> float:
     return time.time()  # noqa: TID251 - a role reads the clock
-
-
-def _agent_command() -> list[str]:
-    """This very program, frozen or not."""
-    if getattr(sys, "frozen", False):
-        return [sys.executable]
-    return [sys.executable, "-m", "asyncgrpo_agent"]
 
 
 def _free_port() -> int:

@@ -6,7 +6,9 @@ announced or configured, can lead an agent to a stranger.
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Iterable
@@ -31,6 +33,7 @@ from asyncgrpo_agent.wire import messages as m
 log = Log(__name__)
 
 MAX_ANNOUNCED: Final = 16
+MAX_NAME_CHARS: Final = 64  # of config.kinds.HostName
 NEW_JOIN: Final = "Ask the proxy's owner for a new join line"
 MAX_PAUSE_S: Final = 8.0  # a proxy that is back has its whole fleet again within ten seconds
 
@@ -52,7 +55,14 @@ def load_join(config: Config, role: str) -> Join:
 
 
 def host_name(config: Config) -> str:
-    return config.replica.name or socket.gethostname().split(".")[0]
+    """The name by which this agent registers. Engines of one host differ in their GPUs."""
+    name = config.replica.name or socket.gethostname().split(".")[0]
+    if config.role != "replica" or not config.replica.gpus:
+        return name
+    named = f"{name}-{re.sub('[^A-Za-z0-9._]', '-', config.replica.gpus)}"
+    if len(named) <= MAX_NAME_CHARS:
+        return named
+    return f"{named[:55]}-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
 
 
 def new_instance() -> str:

@@ -30,6 +30,7 @@ from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.control import FROM_ACCEPTOR, ROLLOUT, ControlChannel, read_envelope
 from asyncgrpo_agent.net.link import Link, LinkStream
 from asyncgrpo_agent.procs import vllm
+from asyncgrpo_agent.procs.environment import gpu_variables
 from asyncgrpo_agent.procs.notice import noticed
 from asyncgrpo_agent.roles.bucket_mount import bucket_mounted
 from asyncgrpo_agent.roles.registration import (
@@ -72,7 +73,7 @@ def run(config: Config) -> int:
 def engine_command_line(config: Config) -> str:
     """What `--print-engine-command` shows."""
     argv, additions = vllm.engine_command(_spec(config, Path("vllm.sock")))
-    return vllm.shell_line(argv, additions)
+    return vllm.shell_line(argv, additions | gpu_variables(config.replica.gpus))
 
 
 def _spec(config: Config, socket_path: Path) -> vllm.EngineSpec:

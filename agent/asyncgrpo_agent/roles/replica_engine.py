@@ -22,6 +22,7 @@ from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.engine_client import EngineClient
 from asyncgrpo_agent.procs import child, vllm
 from asyncgrpo_agent.procs.output import KEPT_LINES
+from asyncgrpo_agent.roles.registration import host_name
 from asyncgrpo_agent.wire import messages as m
 
 log = Log(__name__)
@@ -67,13 +68,13 @@ class EngineHost:
         self.generation += 1
         await trio.Path(self.spec.socket_path).unlink(missing_ok=True)
         argv, additions = vllm.engine_command(self.spec)
-        log_file = (
-            self.config.state_dir / "logs" / f"vllm-{self.config.replica.name or 'replica'}.log"
-        )
+        log_file = self.config.log_dir / f"vllm-{host_name(self.config)}.log"
         async with child.started(
             "vllm",
             argv,
-            env=child.inherited(additions),
+            env=child.inherited(
+                additions, gpus=self.config.replica.gpus, caches=str(self.config.cache_dir)
+            ),
             log_file=log_file,
             grace_s=STOP_VLLM_S,
         ) as process:

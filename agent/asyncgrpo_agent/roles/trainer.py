@@ -42,7 +42,7 @@ from asyncgrpo_agent.roles.registration import (
 from asyncgrpo_agent.roles.trainer_adapters import Adapters
 from asyncgrpo_agent.roles.trainer_checkpoints import Checkpoints
 from asyncgrpo_agent.roles.trainer_fleet import FleetView
-from asyncgrpo_agent.roles.trainer_job import history_file, run_folder, run_job, write_job
+from asyncgrpo_agent.roles.trainer_job import history_file, job_log, run_job, write_job
 from asyncgrpo_agent.roles.trainer_link import TrainerLink
 from asyncgrpo_agent.roles.trainer_lives import LifeFailedError, Lives, failure_of_trl
 from asyncgrpo_agent.roles.trainer_result import RunResult
@@ -176,7 +176,7 @@ class TrainerAgent:
         rng = SystemRandom()
         self._rng = rng
         self.fleet_view = FleetView(self.config, self.join.run, self.record)
-        train_log = run_folder(self.config.state_dir, self.join.run) / "train.log"
+        train_log = job_log(self.config, self.join.run, "train")
         self.stall = StallWatch(
             self.config.trainer.stall_s, self.join.run, self._is_held_up, train_log
         )

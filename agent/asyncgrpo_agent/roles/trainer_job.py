@@ -26,6 +26,13 @@ def history_file(state_dir: Path, run_name: str) -> Path:
     return run_folder(state_dir, run_name) / "history.jsonl"
 
 
+def job_log(config: Config, run_name: str, name: str) -> Path:
+    """Where the engine-side child `name` writes: beside its job, unless a folder is given."""
+    if config.agent.log_dir:
+        return config.log_dir / f"{name}-{run_name}.log"
+    return run_folder(config.state_dir, run_name) / f"{name}.log"
+
+
 def write_job(
     config: Config,
     run_name: str,
@@ -84,11 +91,11 @@ async def run_job(config: Config, job: Path, *, check: bool) -> None:
             processes=config.train.processes, accelerate_config=config.train.accelerate_config
         ),
     )
-    log_file = job.with_name(f"{name}.log")
+    log_file = job_log(config, job.parent.name, name)
     async with child.started(
         name,
         argv,
-        env=child.inherited({**additions, **config.engine.env}),
+        env=child.inherited({**additions, **config.engine.env}, caches=str(config.cache_dir)),
         log_file=log_file,
         grace_s=STOP_TRL_S + config.trainer.save_s,
     ) as process:
