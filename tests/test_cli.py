@@ -123,6 +123,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         (["run", "delete", "x"], "invalid choice: 'delete'"),
         (["join", "x"], "invalid choice: 'x'"),
         (["join"], "required: action"),
+        (["token", "create", "--role", "replica"], "--run is missing"),
         (["token", "create", "--role", "proxy", "--run", "x"], "invalid choice: 'proxy'"),
         (["init"], "required: --role"),
         (["serve"], "unrecognized arguments: serve"),
