@@ -97,3 +97,19 @@ def test_set_up_twice_leaves_one_handler(root_logger: logging.Logger) -> None:
     logs.set_up(as_json=False, level="INFO")
     logs.set_up(as_json=True, level="INFO")
     assert len(root_logger.handlers) == 1
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_an_error_quotes_of_a_secret_is_hidden(
+    as_json: bool, root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.set_up(as_json=as_json, level="INFO")
+    join = "agrpo1.AbCdEfGhIjKlMnOpQrStUvWxYz-_"
+    try:
+        raise ValueError(f"bad line {join}")
+    except ValueError:
+        Log("x").exception("link.lost", proxy="http://me:pa55word@host:1/", file="s3://bucket/a@b")
+    shown = capsys.readouterr().err
+    assert "AbCdEfGh" not in shown
+    assert "pa55word" not in shown
+    assert "s3://bucket/a@b" in shown

@@ -1,18 +1,30 @@
 """Logging: one line an event, `event key=value ...`, on standard error.
 
 Event names are stable, past-tense or state words (`link.up`, `adapter.loaded`). Severity follows
-the effect on the run. Never log header values, tokens, keys or prompts.
+the effect on the run. Never log header values, tokens, keys or prompts. What looks like a join line
+or a URL's password is taken out of every line, in case an error of somebody else's quotes one.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Mapping
 from typing import Final
 
 _FIELDS: Final = "agent_fields"
+_JOIN_LINE: Final = re.compile(r"agrpo1\.[A-Za-z0-9_-]{16,}")
+_URL_PASSWORD: Final = re.compile(r"(?<=://)[^/\s@:]*:[^/\s@]+(?=@)")
+_HIDDEN: Final = "***"
+
+
+def without_secrets(text: str) -> str:
+    """`text` without join lines and the passwords of URLs."""
+    if "agrpo1." in text:
+        text = _JOIN_LINE.sub(_HIDDEN, text)
+    return _URL_PASSWORD.sub(_HIDDEN, text) if "://" in text else text
 
 
 class Log:
@@ -62,7 +74,7 @@ class LineFormatter(logging.Formatter):
         line = " ".join(parts)
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
-        return line
+        return without_secrets(line)
 
 
 class JsonFormatter(logging.Formatter):
@@ -78,7 +90,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        return without_secrets(json.dumps(line, default=str))
 
 
 def set_up(*, as_json: bool, level: str) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncgrpo_agent.procs.environment import Kind, child_environment
+from asyncgrpo_agent.procs.environment import Kind, child_environment, secret_values
 
 FROZEN = {
     "LD_LIBRARY_PATH": "/opt/agent/_internal",
@@ -110,3 +110,15 @@ def test_what_engines_compile_is_kept_where_the_agent_says_unless_the_user_does(
     assert environment["TRITON_CACHE_DIR"] == "/mine"
     assert environment["VLLM_CACHE_ROOT"] == "/state/cache/vllm"
     assert environment["TORCHINDUCTOR_CACHE_DIR"] == "/state/cache/inductor"
+
+
+def test_secrets_are_known_by_their_names() -> None:
+    found = secret_values(
+        {
+            "HF_TOKEN": "hf_planted",
+            "AWS_SECRET_ACCESS_KEY": "hf_planted-and-longer",
+            "SHORT_KEY": "on",
+            "PATH": "/usr/bin:/bin",
+        }
+    )
+    assert found == ["hf_planted-and-longer", "hf_planted"]

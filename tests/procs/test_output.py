@@ -82,3 +82,16 @@ async def test_log_file_that_cannot_be_written_is_given_up(tmp_path: Path) -> No
     taken.feed(b"two\n")
     taken.close()
     assert taken.tail() == "one\ntwo"
+
+
+async def test_secrets_are_in_no_line_that_leaves(tmp_path: Path) -> None:
+    heard: list[str] = []
+    file = tmp_path / "vllm.log"
+    secrets = ("hf_planted-and-longer", "hf_planted")
+    taken = Output("vllm", on_line=heard.append, log_file=file, secrets=secrets)
+    taken.feed(b"token hf_plan")
+    taken.feed(b"ted-and-longer!\njoin agrpo1.AbCdEfGhIjKlMnOpQrSt\nvia https://me:pass@host/x\n")
+    taken.close()
+    await taken.deliver()
+    assert heard == ["token ***!", "join ***", "via https://***@host/x"]
+    assert file.read_text().splitlines() == heard == taken.tail().splitlines()

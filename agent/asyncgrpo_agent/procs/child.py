@@ -39,7 +39,7 @@ import trio
 
 from asyncgrpo_agent.errors import ChildError
 from asyncgrpo_agent.logs import Log
-from asyncgrpo_agent.procs.environment import Kind, child_environment
+from asyncgrpo_agent.procs.environment import Kind, child_environment, secret_values
 from asyncgrpo_agent.procs.group import is_alive, signal_group
 from asyncgrpo_agent.procs.output import TAIL_LINES, Output
 
@@ -178,7 +178,7 @@ async def started(
     Start and end of a `routine` child, one of many alike, are logged for debugging only.
     """
     _check_executable(name, argv[0], env)
-    output = Output(name, on_line=on_line, log_file=log_file)
+    output = Output(name, on_line=on_line, log_file=log_file, secrets=secret_values(env))
     process = await _spawn(argv, env=env, cwd=cwd, guard_grace_s=min(grace_s, GUARD_GRACE_S))
     child = Child(name, process, output)
     tell = log.debug if routine else log.info

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Literal
 
+from asyncgrpo_agent.config.redaction import is_secret
+
 # engine: vLLM or TRL. agent: this program again, on its own. worker: this program as a part of the
 # one that starts it. mount: the bucket's daemon. tool: anything else, which needs no GPU and no
 # access to model hubs.
@@ -44,6 +46,7 @@ _DROPPED: Final[Mapping[Kind, tuple[str, ...]]] = {
     "mount": _NEVER,
     "tool": (*_NEVER, *_BUCKET_KEYS, *_NOT_FOR_TOOLS),
 }
+_MIN_SECRET_CHARACTERS: Final = 8  # shorter ones are words that lines are full of
 _LIBRARIES: Final = "LD_LIBRARY_PATH"
 _LIBRARIES_BEFORE: Final = "LD_LIBRARY_PATH_ORIG"
 
@@ -101,3 +104,13 @@ def child_environment(
         # Without it a frozen agent takes itself for part of this one and shares its folder.
         environment["PYINSTALLER_RESET_ENVIRONMENT"] = "1"
     return environment | dict(additions) | gpu_variables(gpus)
+
+
+def secret_values(environment: Mapping[str, str]) -> list[str]:
+    """What a child's own output must not repeat of its environment, longest first."""
+    found = {
+        value
+        for name, value in environment.items()
+        if len(value) >= _MIN_SECRET_CHARACTERS and is_secret(name, "")
+    }
+    return sorted(found, key=len, reverse=True)

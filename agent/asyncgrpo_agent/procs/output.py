@@ -2,7 +2,8 @@
 
 Invariant: taking output never waits, neither for whoever listens to the lines nor for memory. The
 last lines are kept; lines that the listener is too slow for are dropped for it and counted; lines
-without an end are cut. A log file that cannot be written is given up, with a warning.
+without an end are cut. A log file that cannot be written is given up, with a warning. Secrets of
+the child's environment, join lines and URLs' passwords are in no line that leaves here.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 import codecs
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final
 
 import trio
 
-from asyncgrpo_agent.logs import Log
+from asyncgrpo_agent.logs import Log, without_secrets
 
 TAIL_LINES: Final = 50  # what a person wants to read
 KEPT_LINES: Final = 200  # what a search for the cause needs: vLLM dies with several tracebacks
@@ -82,9 +83,15 @@ class Output:
     """The output of one child."""
 
     def __init__(
-        self, name: str, *, on_line: Callable[[str], None] | None, log_file: Path | None
+        self,
+        name: str,
+        *,
+        on_line: Callable[[str], None] | None,
+        log_file: Path | None,
+        secrets: Sequence[str] = (),
     ) -> None:
         self._name = name
+        self._secrets = secrets
         self._on_line = on_line
         self._log_file = LogFile(log_file) if log_file else None
         self._lines = Lines()
@@ -116,7 +123,8 @@ class Output:
         """The last `lines`, of which no more than KEPT_LINES are there."""
         return "\n".join([*self._tail][-lines:])
 
-    def _take(self, lines: list[str]) -> None:
+    def _take(self, found: list[str]) -> None:
+        lines = [self._shown(line) for line in found]
         self._tail.extend(lines)
         if lines and self._log_file:
             self._write(self._log_file, lines)
@@ -127,6 +135,11 @@ class Output:
                 self._dropped += 1
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return  # the listener failed, which its own task reports
+
+    def _shown(self, line: str) -> str:
+        for secret in self._secrets:
+            line = line.replace(secret, "***")
+        return without_secrets(line)
 
     def _write(self, file: LogFile, lines: list[str]) -> None:
         try:

@@ -1,0 +1,117 @@
+"""Secrets are planted in a fleet at work, and then searched for in everything that it shows."""
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from asyncgrpo_agent.core.join import decode
+from fakes import fleet
+from fakes.fleet import Site
+
+pytestmark = pytest.mark.slow
+
+HUB_TOKEN = "hf_planted0123456789abcdef"
+BUCKET_KEY = "plantedS3secretKey0123456789"
+PASSWORD = "plantedPassword"
+PLANTED = {
+    "HF_TOKEN": HUB_TOKEN,
+    "AWS_SECRET_ACCESS_KEY": BUCKET_KEY,
+    "HTTPS_PROXY": f"http://me:{PASSWORD}@127.0.0.1:9",
+    "NO_PROXY": "127.0.0.1",
+}
+# An engine that writes its whole environment to its output, as crash reports do.
+TELLTALE = '#!/bin/sh\n[ "$2" = fakes.vllm ] || [ "$2" = asyncgrpo_engine.train ] && env\n'
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    for name, value in PLANTED.items():
+        monkeypatch.setenv(name, value)
+    with fleet.site(tmp_path) as made:
+        python = tmp_path / "fake-python"
+        python.write_text(python.read_text().replace("#!/bin/sh\n", TELLTALE, 1))
+        yield made
+
+
+def secrets_of(folder: Path) -> dict[str, str]:
+    """Every secret of the fleet, by a name for the reader."""
+    found = {"hub token": HUB_TOKEN, "bucket key": BUCKET_KEY, "password": PASSWORD}
+    for role in ("replica", "trainer"):
+        line = (folder / f"{role}.join").read_text().strip()
+        found |= {f"join of the {role}": line[:200], f"token of the {role}": decode(line).token}
+    found["run key"] = (folder / "proxy/runs/demo/run.key").read_text().strip()
+    found["CA key"] = (folder / "proxy/proxy/ca.key").read_text().splitlines()[1]
+    return found
+
+
+def assert_none_in(text: str, secrets: dict[str, str], where: object) -> None:
+    assert [name for name, secret in secrets.items() if secret in text] == [], where
+
+
+def processes(folder: Path) -> list[tuple[Path, str]]:
+    """Those that belong to this fleet, with their command lines."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            line = (entry / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+        if entry.name.isdigit() and str(folder) in line:
+            found.append((entry, line))
+    return found
+
+
+def environment(entry: Path) -> str:
+    try:
+        return (entry / "environ").read_bytes().decode(errors="replace")
+    except OSError:  # it has ended
+        return ""
+
+
+def test_no_output_of_a_fleet_shows_a_secret(site: Site) -> None:
+    folder = site.folder
+    site.proxy()
+    line = (folder / "replica.join").read_text().strip()
+    replica = site.replica("r1", env={"ASYNCGRPO_JOIN": line})
+    trainer = site.trainer(20, "--set=train.fake_rollouts=16", "--log-level=debug")
+    trainer.wait_for(r"adapter.published adapter=\S+\.v000003")
+    secrets = secrets_of(folder)
+    engines = 0
+    for entry, words in processes(folder):
+        assert_none_in(words, secrets, words)
+        if "--role=" not in words:  # a child; an agent's own is what its user gave it
+            environ = environment(entry)
+            engines += "fakes." in words and bool(environ)
+            hidden = {name: text for name, text in secrets.items() if name != "hub token"}
+            del hidden["password"]  # engines reach model hubs through the site's proxy
+            assert_none_in(environ, hidden, words)
+            assert "ASYNCGRPO_JOIN" not in environ
+    assert engines >= 2
+    for role in ("replica", "trainer"):
+        words = (f"--role={role}", f"--join={role}.join", f"--model={folder}/tiny")
+        words = (*words, f"--engine-python={folder}/fake-python")
+        flags = (*words, f"--bucket={folder}/bucket", f"--state-dir={folder}/r1")
+        for command in ("doctor", "check"):
+            more = ("--json",) if command == "doctor" else ()
+            if role == "trainer":
+                more = (*more, "--set=train.dataset=data.jsonl", '--set=train.rewards=["m:f"]')
+            shown = site.hosts.run(
+                command, [*site.hosts.program, command, *flags, *more], {"ASYNCGRPO_JOIN": line}
+            )
+            assert shown.process.wait(60) in (0, 1), shown.text()
+            assert len(shown.text()) > 200
+    assert trainer.process.wait(60) == 0, trainer.text()
+    assert replica.process.wait(20) == 0
+    searched = 0
+    for path in sorted(folder.rglob("*")):
+        is_home = path.suffix in (".join", ".key")
+        if path.is_file() and not is_home:
+            searched += 1
+            assert_none_in(path.read_bytes().decode(errors="replace"), secrets, path)
+        if is_home or path.name in ("tokens.json", "audit.jsonl") or path.suffix == ".log":
+            assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+    assert searched > 20
+    logs = [path for path in folder.rglob("*.log") if "HF_TOKEN=***" in path.read_text()]
+    assert logs  # the engine did write its environment
