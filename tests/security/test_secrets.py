@@ -90,9 +90,9 @@ def test_no_output_of_a_fleet_shows_a_secret(site: Site) -> None:
             assert "ASYNCGRPO_JOIN" not in environ
     assert engines >= 2
     for role in ("replica", "trainer"):
-        words = (f"--role={role}", f"--join={role}.join", f"--model={folder}/tiny")
-        words = (*words, f"--engine-python={folder}/fake-python")
-        flags = (*words, f"--bucket={folder}/bucket", f"--state-dir={folder}/r1")
+        flags = [f"--role={role}", f"--join={role}.join", f"--model={folder}/tiny"]
+        flags += [f"--engine-python={folder}/fake-python", f"--bucket={folder}/bucket"]
+        flags += [f"--state-dir={folder}/r1"]
         for command in ("doctor", "check"):
             more = ("--json",) if command == "doctor" else ()
             if role == "trainer":
