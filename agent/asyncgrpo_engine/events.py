@@ -78,6 +78,10 @@ class Events:
         """The adapter of `step`, with which training has ended, is in `final/`."""
         self._put({"kind": "saved", "step": step})
 
+    def limits(self, values: Mapping[str, float]) -> None:
+        """What bounds the rollouts, as TRL has worked it out."""
+        self._put({"kind": "limits", **values})
+
     def error(self, what: str, *, where: str = "", fix: str = "") -> None:
         self._put({"kind": "error", "what": what, "where": where, "fix": fix})
 

@@ -223,6 +223,18 @@ def add_metric(trainer: Any, name: str, value: float) -> None:
     trainer._metrics["train"][name].append(value)
 
 
+def limits(args: Any) -> dict[str, float]:
+    """What bounds the rollouts of a run, by the names of AsyncGRPOConfig, once it is made."""
+    names = ("queue_maxsize", "max_inflight_tasks", "max_staleness", "weight_sync_steps",
+             "max_completion_length", "num_generations")  # fmt: skip
+    found = {name: getattr(args, name, None) for name in names}
+    return {
+        name: value
+        for name, value in found.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+    }
+
+
 def any_rank(accelerator: Any, value: bool) -> bool:
     """Whether `value` is true on one of the ranks; all of them have to ask."""
     import torch

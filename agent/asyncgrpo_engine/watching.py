@@ -59,8 +59,9 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]
         if trainer.accelerator.num_processes > 1:
             self._accelerator = trainer.accelerator
 
-    def on_train_begin(self, _args: Any, state: Any, _control: Any, **_kwargs: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, _control: Any, **_kwargs: Any) -> None:
         if state.is_world_process_zero:
+            self._events.limits(trl_names.limits(args))
             self._events.phase("training")
         if self._accelerator is not None:
             lifetime.hold()

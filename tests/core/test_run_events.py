@@ -35,7 +35,12 @@ def test_only_so_many_are_kept_and_each_is_short() -> None:
     assert len(log) == MAX_EVENTS
     assert log.since(105) is None
     event = log.add(
-        "run", "info", "n", "t" * 5000, t_unix_s=1.0, fields={f"k{n}": "v" * 5000 for n in range(99)}
+        "run",
+        "info",
+        "n",
+        "t" * 5000,
+        t_unix_s=1.0,
+        fields={f"k{n}": "v" * 5000 for n in range(99)},
     )
     assert len(event.text) == 400
     assert sum(len(v) for v in event.fields.values()) < 5000

@@ -39,8 +39,8 @@ def test_a_sync_of_the_history_is_a_row_and_an_event() -> None:
     story = Story()
     report = {"timed_out": False, "elapsed_s": 0.7}
     told(
-        story, "ack", 9.0, replica="r1", adapter=ADAPTER, ok=True, reason="", phases_s={"load": 0.2},
-        seconds=0.6,
+        story, "ack", 9.0, replica="r1", adapter=ADAPTER, ok=True, reason="",
+        phases_s={"load": 0.2}, seconds=0.6,
     )  # fmt: skip
     row, event = told(
         story, "sync", 10.0, adapter=ADAPTER, version=3, bytes=5, phases_s={"save": 0.1},

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -354,6 +355,7 @@ class ReplicaAgent:
                     kv_used=counters.kv_used,
                     paused_s=paused_s,
                     awaited=self.loader.standing(),
+                    unix_s=time.time(),  # noqa: TID251 - a role reads the clock
                 )
             )
 

@@ -41,6 +41,7 @@ from asyncgrpo_agent.roles.registration import (
 )
 from asyncgrpo_agent.roles.trainer_adapters import Adapters
 from asyncgrpo_agent.roles.trainer_checkpoints import Checkpoints
+from asyncgrpo_agent.roles.trainer_facts import FactsTeller
 from asyncgrpo_agent.roles.trainer_fleet import FleetView
 from asyncgrpo_agent.roles.trainer_job import history_file, job_log, run_job, write_job
 from asyncgrpo_agent.roles.trainer_link import TrainerLink
@@ -231,6 +232,7 @@ class TrainerAgent:
         self.result = RunResult(
             self.config, self.join, self.link, self.bucket, turns, self.digest, self.record, rng
         )
+        self.facts = FactsTeller(history_file(self.config.state_dir, self.join.run), self.link)
         self.resumption = Resumption(self.config, self.join, self.bucket, self.digest)
         self.gateway = Gateway(
             self, instance=instance, request_timeout_s=self.config.trainer.request_timeout_s
@@ -238,6 +240,7 @@ class TrainerAgent:
 
     def record(self, kind: str, **fields: object) -> None:
         add_to(self.history, kind, **fields)
+        self.facts.wake()
 
     def failure(self) -> Failure:
         """How far this life came."""
@@ -250,6 +253,7 @@ class TrainerAgent:
             nursery.start_soon(self._stay_registered)
             nursery.start_soon(self.adapters.retire_idle)
             nursery.start_soon(self.supplier.run)
+            nursery.start_soon(self.facts.run)
             nursery.start_soon(self.retention.run)
             resumed = await self._resume()
             nursery.start_soon(self.checkpoints.run)
@@ -272,6 +276,7 @@ class TrainerAgent:
                     self._record_totals()
                     if not goes_on:
                         await self.link.tell(m.RunEnded(self.succeeded, self.outcome))
+                    await self.facts.flush()
                     await self.link.leave(self.outcome)
                 await self.checkpoints.finish()
             if self.succeeded:

@@ -69,6 +69,8 @@ class TrainerLink:
     base_model: str = ""  # the name that TRL knows it by
     model_digest: str = ""
     allow_quantized: bool = False
+    facts_known: dict[str, int] | None = None  # as the proxy said when it let this agent in
+    registrations: int = 0
     _leaving: bool = False
     _link: Link | None = None
     _control: Channel | None = None
@@ -131,6 +133,8 @@ class TrainerLink:
             raise PeerProtocolError(f"{type(answer).__name__} before accept", where=link.peer)
         link.authenticated(AUTHENTICATED, answer.ping_s, answer.ping_deadline_s)
         self.attempt = answer.attempt
+        self.facts_known = answer.facts
+        self.registrations += 1
         self.on_addresses(answer.addresses)
         return control
 

@@ -15,7 +15,7 @@ a wrong type is the peer's fault and ends its connection.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -139,6 +139,7 @@ class Progress(msgspec.Struct, frozen=True, tag_field="t", tag="progress"):
     kv_used: float  # 0 to 1
     paused_s: float = 0.0  # seconds, so far, in which vLLM said that it was paused
     awaited: dict[str, str] = {}  # adapters it was asked for and lacks -> how far they have come
+    unix_s: float = 0.0  # the host's clock when this was sent; 0 if it is not said
 
 
 class Draining(msgspec.Struct, frozen=True, tag_field="t", tag="draining"):
@@ -174,6 +175,19 @@ class RunEnded(msgspec.Struct, frozen=True, tag_field="t", tag="run_ended"):
     reason: str
 
 
+class Facts(msgspec.Struct, frozen=True, tag_field="t", tag="facts"):
+    """A piece of the trainer's history, for those who look on; the proxy only keeps it.
+
+    Pieces of one history follow one another: `start` and `end` are places in its file.
+    """
+
+    history: str  # of two files with one name the texts differ
+    start: int
+    end: int
+    records: list[dict[str, Any]]
+    is_past: bool = False  # it was written before this link was there
+
+
 # --- acceptor to dialler ---------------------------------------------------------------------
 
 
@@ -192,6 +206,7 @@ class Accepted(msgspec.Struct, frozen=True, tag_field="t", tag="accepted"):
     ping_deadline_s: float
     live: list[str] = []
     addresses: list[str] = []  # where this proxy may be dialled from now on; [] says nothing
+    facts: dict[str, int] | None = None  # histories -> end of what is known; None: it takes none
 
 
 class Refused(msgspec.Struct, frozen=True, tag_field="t", tag="refused"):
@@ -285,6 +300,7 @@ FromDialler = (
     | Published
     | Retired
     | RunEnded
+    | Facts
 )
 FromAcceptor = (
     Challenge
