@@ -39,6 +39,8 @@ from asyncgrpo_agent.roles.proxy_names import ReplicaNames
 from asyncgrpo_agent.roles.proxy_replica import ReplicaDoor
 from asyncgrpo_agent.roles.proxy_rollouts import serve_rollout
 from asyncgrpo_agent.roles.proxy_run import ProxyChannel, ProxyRun, Runs, TrainerSeat
+from asyncgrpo_agent.roles.proxy_site import Site, Viewer
+from asyncgrpo_agent.roles.proxy_snapshot import measured
 from asyncgrpo_agent.roles.proxy_upstream import take_seats
 from asyncgrpo_agent.roles.proxy_usage import UsageBook
 from asyncgrpo_agent.sdnotify import Notifier
@@ -86,6 +88,7 @@ class Proxy:
     admission: Admission = field(init=False)
     replica_door: ReplicaDoor = field(init=False)
     lending: Lending = field(init=False)
+    site: Site = field(init=False)
     _listeners: list[trio.SocketListener] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -96,6 +99,7 @@ class Proxy:
         names = ReplicaNames(self.runs, HostBindings(state_dir, self.admission.unix_time_s()))
         self.replica_door = ReplicaDoor(self.admission, names)
         self.lending = Lending(self.admission, self.replica_door.mirrors, self.runs)
+        self.site = Site(self.admission, self.runs)
 
     async def serve(self, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         host, port = host_port(self.config.proxy.listen)
@@ -157,10 +161,15 @@ class Proxy:
     async def _serve_peer(self, link: Link, alpn: str) -> None:
         if alpn == m.ALPN_FORWARD:
             visitor = Visitor(self, link)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(visitor.reader.leave_when_idle)
-                await link.run(visitor.serve_stream)
-                nursery.cancel_scope.cancel()
+            try:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(visitor.reader.leave_when_idle)
+                    await link.run(visitor.serve_stream)
+                    nursery.cancel_scope.cancel()
+            except* LinkError:
+                if not visitor.viewer.is_known:
+                    raise
+                log.info("viewer.left", peer=link.peer)  # browsers say no goodbye
             return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(link.run, _refuse_stream)
@@ -189,7 +198,8 @@ class Proxy:
         run_.attempt, run_.finished = attempt, ""
         if older is not None:
             await older.link.aclose(f"superseded by attempt {attempt}")
-        await control.send(self.admission.accept(link, hello.name, attempt, run_.live))
+        facts = dict(run_.story.histories)
+        await control.send(self.admission.accept(link, hello.name, attempt, run_.live, facts))
         if run_.attempt != attempt:  # a third one came meanwhile
             raise LinkClosedError(f"superseded by attempt {run_.attempt}")
         run_.trainer = here = TrainerSeat(link=link, control=control)
@@ -199,6 +209,7 @@ class Proxy:
         told = {"run": run_.name, "attempt": attempt}
         log.info("trainer.joined", **told, peer=link.peer)
         self.admission.record_of(link, "trainer.joined", **told, name=hello.name)
+        run_.story.say("trainer", "info", "trainer.joined", f"The trainer joined as {attempt}")
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_push_fleet, run_, control)
@@ -216,6 +227,7 @@ class Proxy:
             visitor.run = None
             log.info("trainer.left", **told)
             self.admission.record_of(link, "trainer.left", **told)
+            run_.story.say("trainer", "info", "trainer.left", f"The trainer of {attempt} left")
 
     def _record_commit(self, link: Link, run_: ProxyRun, message: m.Published) -> None:
         adapter, commit = message.adapter, message.commit
@@ -254,8 +266,11 @@ class Proxy:
                 nursery.start_soon(_follow_sync, run_, control, message.adapter, sync)
             case m.Retired():
                 await run_.retire(message)
+            case m.Facts():
+                run_.story.take(message, measured(run_, trio.current_time()))
             case m.RunEnded(ok=ok, reason=reason):
                 run_.charge(trio.current_time())
+                run_.story.ended(reason, ok=ok)
                 log.info(
                     "run.ended",
                     run=run_.name,
@@ -282,25 +297,26 @@ class Visitor:
     link: Link
     run: ProxyRun | None = None
     reader: Reader = field(init=False)
+    viewer: Viewer = field(init=False)
 
     def __post_init__(self) -> None:
         self.reader = Reader(self.proxy.lending, self.link)
+        self.viewer = Viewer(self.proxy.site, self.link)
 
     async def serve_stream(self, stream: LinkStream) -> None:
         path = path_of(stream.request_headers)
-        if path == m.CONTROL_PATH and self.run is None and not self.reader.is_known:
+        is_stranger = not (self.reader.is_known or self.viewer.is_known)
+        if path == m.CONTROL_PATH and self.run is None and is_stranger:
             await self.proxy.serve_trainer(self.link, stream, self)
         elif path == m.ROLLOUT_PATH and self.run is not None:
             limit = self.proxy.config.proxy.queue_limit
             await serve_rollout(self.run, stream, limit)
         elif path == m.ADAPTER_PATH and self.run is not None:
             await self.proxy.replica_door.mirrors.of(self.run).receive(stream)
-        elif is_asked_for(path) and self.run is None:
+        elif is_asked_for(path) and self.run is None and not self.viewer.is_known:
             await self.reader.serve(stream)
-        elif path == "/health":
-            await stream.respond(OK_RESPONSE)
-            await stream.send(b"ok\n")
-            await stream.end()
+        elif self.run is None and not self.reader.is_known:
+            await self.viewer.serve(stream)
         else:
             await stream.respond(NOT_FOUND_RESPONSE)
             await stream.end()
@@ -340,6 +356,7 @@ async def _follow_sync(
     while not sync.verdict(trio.current_time()).done:
         await run_.changed(sync.deadline())
     report = run_.report(sync, adapter, trio.current_time())
+    run_.story.synced(report)
     level = log.warning if report.timed_out or report.failed else log.info
     level(
         "sync.done",

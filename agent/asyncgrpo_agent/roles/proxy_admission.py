@@ -110,10 +110,17 @@ class Admission:
         kind = kind if kind == "version" else reason
         self.note_refusal("link.refused", kind, peer=link.peer, role=role, reason=reason, **fields)
 
-    def accept(self, link: Link, name: str, attempt: str, live: list[str]) -> m.Accepted:
+    def accept(
+        self,
+        link: Link,
+        name: str,
+        attempt: str,
+        live: list[str],
+        facts: dict[str, int] | None = None,
+    ) -> m.Accepted:
         """What to tell a peer that has registered; its link is good for real work from here on."""
         link.authenticated(AUTHENTICATED, PING_S, PING_DEADLINE_S)
-        return m.Accepted(name, attempt, PING_S, PING_DEADLINE_S, live, self.addresses)
+        return m.Accepted(name, attempt, PING_S, PING_DEADLINE_S, live, self.addresses, facts)
 
     def admit(self, link: Link, hello: m.Hello, role: str, nonce: str = "") -> m.Refused | None:
         """Let the peer in, or say why not. One that is in must `leave`."""
@@ -179,6 +186,19 @@ class Admission:
             self._links[link] = facts.id
             self.record_of(link, "viewer.admitted", run=facts.run, scopes=",".join(facts.scopes))
         return facts
+
+    def admit_session(self, link: Link, token_id: str) -> tokens.TokenFacts | None:
+        """A viewer who has logged in with this token, on whichever connection; None once it ended.
+
+        No use of it is counted. One that is in must `leave`.
+        """
+        for facts in tokens.list_tokens(self.state_dir):
+            if facts.id == token_id and facts.role == "viewer":
+                if facts.ended(self.unix_time_s()) or self._links.get(link, token_id) != token_id:
+                    return None
+                self._links[link] = token_id
+                return facts
+        return None
 
     def _count_use(self, facts: tokens.TokenFacts, instance: str) -> bool:
         """Whether the use counts, and so may be made: one of limited uses has to be on disk."""

@@ -39,6 +39,10 @@ class ReplicaLink:
     unverified: bool = False  # a server without an agent: nobody there checks adapters
     price_per_hour: float = 0.0  # 0 if it is not known
     awaited: dict[str, str] = field(default_factory=dict)  # as its last `Progress` said
+    kv_used: float | None = None  # 0 to 1, of the same
+    skew_s: float | None = None  # its clock before this one's, of the same
+    agent_version: str = ""
+    last_load_s: float | None = None  # from an announcement until its newest adapter was loaded
     charged_to: float = field(default_factory=trio.current_time)  # its time is counted up to then
     refusal: m.Refused | None = None  # why it has to go
     seated: trio.CancelScope = field(default_factory=trio.CancelScope)  # ends with its name

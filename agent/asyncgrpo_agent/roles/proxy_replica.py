@@ -116,6 +116,15 @@ class ReplicaDoor:
                 peer=link.peer,
                 version=hello.agent_version,
             )
+            run_.story.say(
+                *(
+                    "replica",
+                    "info",
+                    "replica.joined",
+                    f"{name} joined, agent {hello.agent_version}",
+                ),
+                replica=name,
+            )
             if reason := run_.finished or run_.dismissed.get(hello.instance, ""):
                 run_.note(replicas.drain(here.replica, reason, trio.current_time()))
                 await control.send(m.Finish(reason))
@@ -162,6 +171,7 @@ def _take_seat(
         replaced=seat.replaced,
         source=hello.source,
         price_per_hour=max(0.0, hello.price_per_hour),
+        agent_version=hello.agent_version,
     )
     run_.links[seat.name] = here
     return here
@@ -186,10 +196,15 @@ async def hear(run_: ProxyRun, here: ReplicaLink, message: m.FromDialler) -> Non
         case m.Ack():
             if message.ok:
                 replica.loaded |= {message.adapter.name}
+                here.last_load_s = sum(message.phases_s.values())
             await run_.ack(replica.name, message, now)
         case m.Progress():
             replicas.progressed(replica, message.running, message.generated_tokens, now)
             replica.paused_s, here.awaited = message.paused_s, message.awaited
+            here.kv_used = message.kv_used
+            if message.unix_s:
+                way_s = (here.link.rtt_s or 0.0) / 2
+                here.skew_s = message.unix_s + way_s - run_.story.unix_time_s()
             run_.note(replicas.check_progress(replica, now))
         case m.Draining(reason=reason):
             run_.note(replicas.drain(replica, reason, now))

@@ -29,6 +29,7 @@ from asyncgrpo_agent.roles.proxy_links import ProxyChannel as ProxyChannel
 from asyncgrpo_agent.roles.proxy_links import ReplicaLink as ReplicaLink
 from asyncgrpo_agent.roles.proxy_links import TrainerSeat as TrainerSeat
 from asyncgrpo_agent.roles.proxy_links import tell
+from asyncgrpo_agent.roles.proxy_story import RunStory
 from asyncgrpo_agent.roles.proxy_view import rows_of
 from asyncgrpo_agent.wire import messages as m
 
@@ -59,6 +60,7 @@ class ProxyRun:
     usage: Usage = field(default_factory=Usage)
     limits: dict[str, EdgeLimit] = field(default_factory=dict)  # of upstreams, by replica
     finished: str = ""  # why the run is over
+    story: RunStory = field(default_factory=RunStory)
     dismissed: dict[str, str] = field(default_factory=dict)  # processes that are to go, and why
     wanted: Bell = field(default_factory=Bell)  # rings when an adapter may be needed somewhere
     _changed: trio.Event = field(default_factory=trio.Event)
@@ -112,6 +114,7 @@ class ProxyRun:
             after=transition.after.value,
             reason=transition.reason,
         )
+        self.story.moved(transition)
         link = self.links.get(transition.replica)
         if transition.after is State.SUSPECT and link is not None and link.replica.hangs:
             link.give_up_on_answers()
@@ -160,6 +163,7 @@ class ProxyRun:
             if message.adapter.name in self.fleet.replicas[name].loaded:
                 sync.ack(name, sync.started)
         self.syncs[message.adapter.name] = sync
+        self.story.published(message)
         self.wanted.ring()
         await self.tell_replicas(announce)
         self.wake()
@@ -219,6 +223,7 @@ class ProxyRun:
             log.warning("adapter.refused", **fields, reason=ack.reason)
         self.wake()
         since_s = now - sync.started if sync is not None else 0.0
+        self.story.acked(name, ack, since_s)
         await self.tell_trainer(m.ReplicaAck(name, ack, since_s))
 
     def report(self, sync: Sync, adapter: m.Adapter, now: float) -> m.SyncReport:

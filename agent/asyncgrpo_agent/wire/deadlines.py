@@ -50,6 +50,10 @@ READERS: Final = StreamDeadlines(first_byte_s=10.0, progress_s=60.0, total_s=6 *
 """For an adapter that the holder of a token takes, who is no agent of the fleet."""
 
 
+VIEWERS: Final = StreamDeadlines(first_byte_s=20.0, progress_s=60.0)
+"""For people and scripts that look on: a live stream is as long as its page is open."""
+
+
 class StreamTimer:
     """The waits of one stream. Whoever sends, receives and waits on it keeps the fields true."""
 
