@@ -42,7 +42,7 @@ class ReplicaLink:
     kv_used: float | None = None  # 0 to 1, of the same
     skew_s: float | None = None  # its clock before this one's, of the same
     agent_version: str = ""
-    last_load_s: float | None = None  # from an announcement until its newest adapter was loaded
+    last_load_s: float | None = None  # what its newest adapter took it, as its ack said
     charged_to: float = field(default_factory=trio.current_time)  # its time is counted up to then
     refusal: m.Refused | None = None  # why it has to go
     seated: trio.CancelScope = field(default_factory=trio.CancelScope)  # ends with its name

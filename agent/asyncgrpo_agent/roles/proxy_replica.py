@@ -196,7 +196,7 @@ async def hear(run_: ProxyRun, here: ReplicaLink, message: m.FromDialler) -> Non
         case m.Ack():
             if message.ok:
                 replica.loaded |= {message.adapter.name}
-                here.last_load_s = sum(message.phases_s.values())
+                here.last_load_s = message.phases_s.get("total")
             await run_.ack(replica.name, message, now)
         case m.Progress():
             replicas.progressed(replica, message.running, message.generated_tokens, now)
