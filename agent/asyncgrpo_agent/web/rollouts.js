@@ -1,0 +1,44 @@
+// Sampled rollouts, for viewers that may read them.
+
+import * as api from "./api.js";
+import { h, panel, put } from "./dom.js";
+import { clock, number, plural, seconds, version } from "./format.js";
+
+const KEPT = 50;
+
+export function rollouts(name, allowed, nowUnix) {
+  const find = h("input", { type: "search", placeholder: "Find in prompts and answers", "aria-label": "Find in prompts and answers" });
+  const view = panel("rollouts", "Sampled rollouts", h("div", { class: "tools" }, allowed ? find : null));
+  const list = h("div", { class: "samples", tabindex: "0", role: "region", "aria-label": "Sampled rollouts, newest first" });
+  put(view.body, list);
+  let known = [];
+  find.addEventListener("input", draw);
+
+  function draw() {
+    const text = find.value.toLowerCase();
+    const shown = known.filter((one) => `${one.prompt} ${one.completion} ${one.replica}`.toLowerCase().includes(text));
+    put(list, shown.map(sample));
+    if (!shown.length) put(list, h("p", { class: "empty" }, known.length ? "None has this text." : "None sampled yet. The run's proxy samples with [telemetry] sample_rollouts."));
+  }
+
+  function sample(one) {
+    const rewards = Object.entries(one.rewards ?? {});
+    return h("article", { class: "sample" },
+      h("p", { class: "quiet" }, `${clock(one.t_unix_s, nowUnix())} · ${version(one.version)} · ${one.replica} · ${plural(one.tokens, "token")} · ${seconds(one.seconds)}`),
+      h("pre", { class: "prompt" }, one.prompt), h("pre", {}, one.completion),
+      rewards.length ? h("dl", { class: "rewards" }, rewards.map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, number(value))))) : h("p", { class: "quiet" }, "Rewards are not known yet."));
+  }
+
+  return {
+    root: view.root,
+    async load() {
+      if (!allowed) return put(list, h("p", { class: "empty" }, "This token may not read rollouts. Make one with the scope for it: ", h("code", {}, "token create --role viewer --rollouts")));
+      known = await api.rollouts(name, KEPT).catch(() => []);
+      draw();
+    },
+    add(one) {
+      known = [one, ...known].slice(0, KEPT);
+      draw();
+    },
+  };
+}

@@ -1,0 +1,70 @@
+// A long list of which only the visible rows exist. One focus for the list; arrow keys choose a row.
+
+import { h } from "./dom.js";
+
+const SPARE_ROWS = 6;
+
+/** `row(item)`: content of a row; `onChoose(item)`; `onEnd()` when the last rows come into sight. */
+export function windowed({ label, rowHeight, height, row, onChoose, onEnd }) {
+  const id = `list-${label.replace(/\W+/g, "-").toLowerCase()}`;
+  const canvas = h("div", { class: "canvas", role: "presentation" });
+  const root = h("div", { class: "windowed", role: "listbox", tabindex: "0", "aria-label": label, style: { maxHeight: `${height}px` } }, canvas);
+  let items = [];
+  let chosen = null; // key of an item
+  let asked = -1;
+  root.addEventListener("scroll", draw, { passive: true });
+  root.addEventListener("keydown", (event) => {
+    const page = Math.max(1, Math.floor(root.clientHeight / rowHeight) - 1);
+    const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
+    if (!(event.key in moves) || !items.length) return;
+    event.preventDefault();
+    const from = items.findIndex((item) => item.key === chosen);
+    choose(items[Math.max(0, Math.min(items.length - 1, (from < 0 ? -1 : from) + moves[event.key]))]);
+  });
+
+  function choose(item) {
+    chosen = item.key;
+    const top = items.indexOf(item) * rowHeight;
+    if (top < root.scrollTop) root.scrollTop = top;
+    if (top + rowHeight > root.scrollTop + root.clientHeight) root.scrollTop = top + rowHeight - root.clientHeight;
+    draw();
+    onChoose?.(item);
+  }
+
+  function draw() {
+    canvas.style.height = `${items.length * rowHeight}px`;
+    const first = Math.max(0, Math.floor(root.scrollTop / rowHeight) - SPARE_ROWS);
+    const last = Math.min(items.length, Math.ceil((root.scrollTop + height) / rowHeight) + SPARE_ROWS);
+    canvas.replaceChildren(...items.slice(first, last).map((item, offset) => element(item, first + offset)));
+    if (chosen !== null && items.some((item) => item.key === chosen)) root.setAttribute("aria-activedescendant", `${id}-${chosen}`);
+    else root.removeAttribute("aria-activedescendant");
+    if (last === items.length && items.length && asked !== items.length && root.scrollTop > 0) {
+      asked = items.length;
+      onEnd?.();
+    }
+  }
+
+  function element(item, index) {
+    const made = h("div", {
+      class: `row ${item.fresh ? "fresh" : ""}`, role: "option", id: `${id}-${item.key}`, "aria-selected": String(item.key === chosen),
+      "aria-setsize": items.length, "aria-posinset": index + 1, style: { top: `${index * rowHeight}px`, height: `${rowHeight}px` },
+    }, row(item));
+    made.addEventListener("click", () => choose(item));
+    return made;
+  }
+
+  return {
+    root,
+    /** Items have a `key` each; a list that is scrolled stays where it is when rows come in on top. */
+    show(next) {
+      const grown = root.scrollTop > 0 && items.length ? next.findIndex((item) => item.key === items[0].key) : 0;
+      items = next;
+      if (grown > 0) root.scrollTop += grown * rowHeight;
+      draw();
+    },
+    mark(key) {
+      chosen = key;
+      draw();
+    },
+  };
+}
