@@ -143,7 +143,7 @@ class Viewer:
 
     def _identify(self, headers: Headers) -> TokenFacts | None:
         """Whose request this is; None for a stranger's."""
-        token = bearer_of(headers)
+        token = _token_of(bearer_of(headers))
         cookies = "; ".join(v.decode("latin-1") for k, v in headers if k == b"cookie")
         shown = token or cookies
         if not shown:
@@ -352,11 +352,18 @@ def _number(query: Mapping[str, list[str]], name: str, default: int) -> int:
 
 
 def _token_in(body: bytes) -> str:
-    """The token of a login, which may be a whole join line; "" if there is none."""
+    """The token of a login; "" if there is none."""
     try:
-        text = msgspec.json.decode(body, type=dict[str, str]).get("token", "").strip()
+        return _token_of(msgspec.json.decode(body, type=dict[str, str]).get("token", "").strip())
+    except msgspec.MsgspecError:
+        return ""
+
+
+def _token_of(text: str) -> str:
+    """A token, also from a whole join line."""
+    try:
         return decode(text).token if text.startswith("agrpo1.") else text
-    except (msgspec.MsgspecError, ConfigError):
+    except ConfigError:
         return ""
 
 
