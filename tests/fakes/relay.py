@@ -39,12 +39,21 @@ class Direction:
 class Relay:
     """Listens on a free loopback port; every connection is joined to `target`.
 
-    `heard` is called with all that diallers send, piece by piece, in the relay's thread.
+    `heard` is called with all that diallers send, piece by piece, in the relay's thread. Without a
+    target it takes connections that the kernel redirects here, and goes on where they were bound;
+    then `listen` says where that is.
     """
 
-    def __init__(self, target: str, heard: Callable[[bytes], object] = len) -> None:
+    def __init__(
+        self,
+        target: str,
+        heard: Callable[[bytes], object] = len,
+        *,
+        listen: tuple[str, int] = ("127.0.0.1", 0),
+    ) -> None:
         host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
+        self._target = (host, int(port)) if target else None
+        self._listen = listen
         self._heard = heard
         self._up, self._down = Direction(), Direction()
         self._streams: set[trio.SocketStream] = set()
@@ -103,8 +112,8 @@ class Relay:
             _break(stream)
 
     async def _main(self) -> None:
-        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
-        self.address = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+        (listener,) = await trio.open_tcp_listeners(self._listen[1], host=self._listen[0])
+        self.address = f"{self._listen[0]}:{listener.socket.getsockname()[1]}"
         async with trio.open_nursery() as nursery:
             self._token = trio.lowlevel.current_trio_token()
             self._stop = nursery.cancel_scope.cancel
@@ -113,7 +122,7 @@ class Relay:
 
     async def _join(self, near: trio.SocketStream) -> None:
         try:
-            far = await trio.open_tcp_stream(*self._target)
+            far = await trio.open_tcp_stream(*(self._target or _bound_for(near)))
         except OSError:
             return
         async with far:
@@ -147,6 +156,12 @@ async def _pump(
             await (sink.send_all(data) if data else sink.send_eof())
         except _BROKEN:
             return  # the other direction passes on why, behind what came before
+
+
+def _bound_for(stream: trio.SocketStream) -> tuple[str, int]:
+    """Where the dialler wanted to go, before a redirection by nftables."""
+    port, address = struct.unpack("!2xH4s8x", stream.socket.getsockopt(socket.SOL_IP, 80, 16))
+    return socket.inet_ntoa(address), port
 
 
 def _break(stream: trio.SocketStream) -> None:

@@ -95,12 +95,18 @@ class FakeTrl:
         with (self.output_dir / "steps.txt").open("a") as file:
             file.write(f"{step}\n")
 
+    def seed_of(self, version: int) -> int:
+        """What the bytes of a version follow from."""
+        return version
+
     def publish(self, version: int) -> None:
         """TRL's sync: pause, save, rename, load, resume, unload."""
         name = f"trl-policy-v{version}"
         self.call("POST", "/pause?mode=keep")
         hidden = int(self.options.get("fake_hidden", 64))
-        folder = write_adapter(self.folder / f".{name}.tmp", seed=version, hidden=hidden)
+        folder = write_adapter(
+            self.folder / f".{name}.tmp", seed=self.seed_of(version), hidden=hidden
+        )
         folder = folder.rename(self.folder / name)
         self.digests[name] = adapter_digest(folder)
         load = {"lora_name": name, "lora_path": str(folder), "load_inplace": False}
