@@ -92,6 +92,7 @@ class FakeEngine:
     in_use: list[str] = field(default_factory=list)
     committed: dict[str, str] = field(default_factory=dict)  # name -> digest
     fail_loads: int = 0
+    lies: bool = False  # it says that it has loaded what it has not
     fail_probes: int = 0
     probed: list[str] = field(default_factory=list)
     facts: m.EngineFacts | None = FACTS
@@ -114,6 +115,8 @@ class FakeEngine:
         if self.fail_loads:
             self.fail_loads -= 1
             raise EngineError("out of memory", status=500)
+        if self.lies:
+            return
         assert name not in self.loaded
         assert len(self.loaded) < FACTS.max_loras
         assert digest_of(Path(path)) == self.committed[name]
@@ -509,6 +512,30 @@ async def test_a_long_run_leaves_little_behind(
         ]
         assert max(len(one) for one in kept) <= 8
         assert len(loader.commits.known) <= replica_commits.KEPT_COMMITS
+
+
+async def test_a_vllm_that_lies_and_forgets_leaves_little_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    """What it never listed, and what it lost by itself, goes as what was unloaded does."""
+    async with running(tmp_path, monkeypatch) as world:
+        most_staged = 0
+        for version in range(1, 61):
+            world.engine.lies = 10 <= version < 30
+            if version > 30 and version % 5 == 0:
+                world.engine.loaded.clear()
+            written = world.publish()
+            world.live = [*world.live, written.adapter.name][-3:]
+            world.announce(written, world.live)
+            await trio.sleep(2.0)
+            world.engine.check()
+            most_staged = max(most_staged, len(staging.staged(world.loader.staging_folder)))
+            if version == 29:
+                assert most_staged >= 20  # as long as nothing has been loaded, nothing is removed
+                most_staged = 0
+        assert written.adapter.name in world.engine.loaded
+        assert len(staging.staged(world.loader.staging_folder)) <= 8
+        assert most_staged <= 30
 
 
 async def test_a_slot_that_becomes_free_goes_to_the_newest_at_once(

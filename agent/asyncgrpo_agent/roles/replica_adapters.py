@@ -107,6 +107,7 @@ class Loader:
             return
         self._enter(message.adapter.attempt)
         self.live = message.live
+        self._asked &= set(message.live)
         if message.adapter.name not in self.loaded:
             self._asked.add(message.adapter.name)
             now = trio.current_time()
@@ -266,6 +267,9 @@ class Loader:
         models = await self.engine.client.models()
         loaded = [row.id for row in models if row.parent is not None]
         if loaded != self.loaded:
+            self._unloaded_now |= set(self.loaded) - set(loaded)  # also what it lost by itself
+            for unloaded in (self._unloaded, self._unloaded_now):
+                unloaded.difference_update(loaded)
             self.loaded = loaded
             await self.tell(m.Holdings(loaded))
 
@@ -333,6 +337,7 @@ class Loader:
             return
         staged, began = self._staged[adapter.digest], trio.current_time()
         self._given.add(adapter.digest)
+        self._unloaded_now.add(adapter.name)  # until vLLM lists it: its files go as any others do
         said = ""
         try:
             await self.engine.client.load_adapter(adapter.name, str(staged.path))
