@@ -24,7 +24,7 @@ _LINK: Final = r"link\.(lost|closed|unreachable|broken)"
 SAID: Final[Mapping[str, str]] = {
     "kill-replica": _LOST,
     "kill-vllm": r"engine\.restarting|engine.state ready=False",
-    "kill-mount-worker": r"round_failed|bucket.unavailable|worker",
+    "kill-mount-worker": r"bucket\.worker_ended",
     "stop-replica": _LOST,
     "stop-vllm": rf"engine\.silent|{_LOST}",
     "stop-mount-worker": r"mount\.hung",

@@ -332,6 +332,21 @@ async def test_a_worker_that_dies_fails_one_call_only(tmp_path: Path) -> None:
         assert world.pid() != pid
 
 
+async def test_a_worker_that_dies_between_calls_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with on_folder(tmp_path) as world:
+        await world.publish(1)
+        pid = world.pid()
+        os.kill(pid, signal.SIGKILL)
+        with trio.fail_after(PATIENCE_S):
+            while "bucket.worker_ended" not in caplog.text:  # noqa: ASYNC110 - logs tell nobody
+                await trio.sleep(0.01)
+        assert await world.newest()
+        assert world.pid() != pid
+    assert caplog.text.count("bucket.worker_ended") == 1  # those that are told to end are no news
+
+
 async def _kill_soon(pid: int) -> None:
     await trio.sleep(SILENCE_S / 4)
     os.kill(pid, signal.SIGKILL)

@@ -12,6 +12,7 @@ from typing import Final
 
 import trio
 
+from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.procs import worker as workers
 from asyncgrpo_agent.procs.worker import Worker
 from asyncgrpo_agent.store.mount_calls import (
@@ -25,6 +26,8 @@ from asyncgrpo_agent.store.mount_calls import (
     answers,
     frame,
 )
+
+log = Log(__name__)
 
 _LAST_LOOK_S: Final = 0.05
 
@@ -75,11 +78,17 @@ class BucketWorker:
                     while data := await self._worker.receive():
                         for answer in self._frames.feed(data):
                             self._hear(answer)
-                    await self._worker.ended()
+                    self._note_end(await self._worker.ended())
             except* trio.ClosedResourceError:
                 pass  # it was left just as its pipes became readable
         self.is_usable = False
         self._tell()
+
+    def _note_end(self, code: int | None) -> None:
+        """Nobody has told it to end with an error; the next call gets another one."""
+        if code != 0:
+            fix = "Another one is started; for -9 see the kernel's log, it may be out of memory"
+            log.warning("bucket.worker_ended", pid=self.pid, returncode=code, fix=fix)
 
     async def ask(self, call: Call) -> Result | Failure:
         """One at a time. A caller that is cancelled may leave the call to run, but not to be heard.
