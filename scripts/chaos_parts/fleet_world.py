@@ -169,7 +169,7 @@ class World:
 
     def _env(self) -> dict[str, str]:
         """So that what agents leave behind is found."""
-        return {"TMPDIR": str(self.folder / "tmp")}
+        return {"TMPDIR": str(self.folder / "tmp"), "XDG_RUNTIME_DIR": str(self.folder / "run")}
 
     def _program(self, name: str) -> dict[str, str]:
         return {"PYTHONPATH": str(self.programs[name])} if name in self.programs else {}
@@ -228,7 +228,8 @@ def running(folder: Path, shape: Shape) -> Iterator[World]:
         addresses = [f"{one}:{PORT}" for one in hosts[PROXY].addresses]
         site = stack.enter_context(fleet.site(folder, addresses[0]))
         _engine_python(folder)
-        (folder / "tmp").mkdir()
+        for name in ("tmp", "run"):
+            (folder / name).mkdir()
         bucket = StrictBucket(folder / "s3")
         mounts = {
             name: stack.enter_context(

@@ -15,6 +15,7 @@ PATIENCE_S: Final = 15.0  # guards of killed agents give their group some second
 LIVED_S: Final = 40.0  # an agent that lived less says nothing about growth
 YOUNG_S: Final = 5.0  # a process that has just started has opened little
 STAGED: Final = 12  # folders of adapters on one replica
+SOCKETS: Final = 5  # of agents that were killed, and nobody was started a minute later
 
 
 def found(world: World, observer: Observer) -> list[str]:
@@ -78,6 +79,9 @@ def _slots(world: World) -> list[str]:
 
 def _disk(world: World) -> list[str]:
     left = [f"file {path.name} in the folder for temporary files" for path in _temporary(world)]
+    sockets = list((world.folder / "run").iterdir())
+    if len(sockets) > SOCKETS:
+        left.append(f"{len(sockets)} folders for sockets")
     for name in world.replicas:
         staged = world.state_of(name) / "staged/demo"
         folders = list(staged.iterdir()) if staged.exists() else []

@@ -1,22 +1,17 @@
 from __future__ import annotations
 
-import os
 import shlex
-import stat
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from asyncgrpo_agent.config.rules import engine_args_problems
 from asyncgrpo_agent.procs.vllm import (
-    MAX_SOCKET_PATH_BYTES,
     EngineSpec,
     engine_command,
     explain_failure,
     gpus_per_engine,
     shell_line,
-    socket_dir,
 )
 
 SPEC = EngineSpec(
@@ -189,49 +184,6 @@ def test_unknown_cause_is_left_to_the_last_lines() -> None:
         "Its last lines:",
         *[f"line {number}" for number in range(38, 50)],
     ]
-
-
-# --- the socket's folder ---------------------------------------------------------------------
-
-
-@pytest.fixture
-def roots(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name in ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    return monkeypatch
-
-
-def test_socket_folder_is_private_short_and_removed(roots: pytest.MonkeyPatch) -> None:
-    with socket_dir() as folder:
-        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert folder.parent == Path("/tmp")
-        assert len(os.fsencode(folder / "vllm.sock")) <= MAX_SOCKET_PATH_BYTES
-        (folder / "vllm.sock").touch()
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize("name", ["RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR"])
-def test_socket_folder_is_where_the_host_wants_it(
-    roots: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
-    roots.setenv(name, str(tmp_path))
-    with socket_dir() as folder:
-        assert folder.parent == tmp_path
-
-
-@pytest.mark.parametrize("root", ["/nowhere", "relative"])
-def test_unusable_root_is_passed_over(roots: pytest.MonkeyPatch, root: str) -> None:
-    roots.setenv("XDG_RUNTIME_DIR", root)
-    with socket_dir() as folder:
-        assert folder.parent == Path("/tmp")
-
-
-def test_root_with_a_long_path_is_passed_over(roots: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    deep = tmp_path / ("d" * MAX_SOCKET_PATH_BYTES)
-    deep.mkdir()
-    roots.setenv("XDG_RUNTIME_DIR", str(deep))
-    with socket_dir() as folder:
-        assert folder.parent == Path("/tmp")
 
 
 def test_gpus_of_one_engine() -> None:

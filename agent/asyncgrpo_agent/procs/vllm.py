@@ -7,20 +7,15 @@ configuration is read. Nothing here starts a process.
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 _LAST_LINES: Final = 12
 _SAID_CHARS: Final = 400
-MAX_SOCKET_PATH_BYTES: Final = 107  # sun_path of unix(7), without its final zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,23 +120,6 @@ def shell_line(argv: list[str], additions: Mapping[str, str]) -> str:
     """The command as a person would type it."""
     words = [f"{name}={shlex.quote(value)}" for name, value in sorted(additions.items())]
     return " ".join([*words, shlex.join(argv)])
-
-
-@contextmanager
-def socket_dir() -> Iterator[Path]:
-    """A private folder (0700) for vLLM's socket, removed afterwards; its path is short enough."""
-    roots = [os.environ.get(name, "") for name in ("RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR")]
-    usable = [root for root in roots if root and _fits(root) and os.access(root, os.W_OK)]
-    root = usable[0] if usable else "/tmp"  # noqa: S108 - a $TMPDIR may be too long a path
-    folder = Path(tempfile.mkdtemp(prefix="agrpo-", dir=root))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _fits(root: str) -> bool:
-    return len(os.fsencode(root)) + len("/agrpo-12345678/vllm.sock") <= MAX_SOCKET_PATH_BYTES
 
 
 # Looked for in the order of this list: vLLM's last lines may hold several, the first is the cause.

@@ -33,6 +33,7 @@ from asyncgrpo_agent.net.link import Link, LinkStream
 from asyncgrpo_agent.procs import vllm
 from asyncgrpo_agent.procs.environment import gpu_variables
 from asyncgrpo_agent.procs.notice import noticed
+from asyncgrpo_agent.procs.socket_dirs import socket_dir
 from asyncgrpo_agent.roles.bucket_mount import bucket_mounted
 from asyncgrpo_agent.roles.registration import (
     ProxyAddresses,
@@ -108,7 +109,7 @@ async def _main(config: Config) -> int:
 
 async def _run_agent(config: Config, join: Join, digest: str) -> bool:
     """Whether a signal had a part in its end."""
-    with vllm.socket_dir() as folder:
+    with socket_dir() as folder:
         agent = ReplicaAgent(config, join, _spec(config, folder / "vllm.sock"), digest)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_stop_on_signal, agent)

@@ -27,6 +27,7 @@ from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.procs import child, vllm
 from asyncgrpo_agent.procs.gpus import gpus_of_host
 from asyncgrpo_agent.procs.notice import noticed
+from asyncgrpo_agent.procs.socket_dirs import socket_dir
 from asyncgrpo_agent.roles import replica
 from asyncgrpo_agent.roles.agent_children import agent_started, share_of_cores, write_config
 from asyncgrpo_agent.roles.bucket_mount import bucket_mounted
@@ -129,7 +130,7 @@ class ReplicaGroup:
     async def run(self) -> None:
         """Until the last has ended."""
         async with trio.open_nursery() as nursery, AsyncExitStack() as stack:
-            sockets = stack.enter_context(vllm.socket_dir())
+            sockets = stack.enter_context(socket_dir())
             nursery.start_soon(self._pass_signals_on)
             nursery.start_soon(self._pass_notice_on)
             for config in self.configs:
