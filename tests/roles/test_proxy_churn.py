@@ -188,10 +188,11 @@ class Trainer:
 
     async def retire(self) -> None:
         """As TRL: unload what is older than a rollout may be. Nobody asks for it any more."""
-        while len(self.live) > LIVE and not self.in_use.get(self.live[0].name):
-            gone = self.live.pop(0).name
-            await self.link.tell(m.Retired([gone], [one.name for one in self.live]))
-            self.retired += 1
+        for one in self.live[:-LIVE]:
+            if not self.in_use.get(one.name):
+                self.live.remove(one)
+                await self.link.tell(m.Retired([one.name], [left.name for left in self.live]))
+                self.retired += 1
 
     def is_done(self) -> bool:
         return not sum(self.in_use.values())

@@ -113,7 +113,7 @@ def test_a_replica_whose_platform_gives_notice_drains_as_by_a_signal(site: Site)
     replica = site.replica(
         "r1",
         f'--set=replica.notice_command=["test", "-e", "{notice}"]',
-        "--set=replica.notice_every_s=0.1",
+        "--set=replica.notice_every_s=1",
         stop_call(site, "r1"),
     )
     replica.wait_for("engine.state ready=True")
