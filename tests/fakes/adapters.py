@@ -67,6 +67,26 @@ def adapter_digest(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def has_effect(folder: Path) -> bool:
+    """Whether the adapter changes what the base model says: its second factor is not 0."""
+    data = (folder / WEIGHTS).read_bytes()
+    begin = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:begin])
+    seconds = [row["data_offsets"] for name, row in header.items() if ".lora_B." in name]
+    return any(any(data[begin + first : begin + end]) for first, end in seconds)
+
+
+def silence(folder: Path) -> None:
+    """Make it an adapter that changes nothing."""
+    data = bytearray((folder / WEIGHTS).read_bytes())
+    begin = 8 + int.from_bytes(data[:8], "little")
+    for name, row in json.loads(data[8:begin]).items():
+        if ".lora_B." in name:
+            first, end = row["data_offsets"]
+            data[begin + first : begin + end] = bytes(end - first)
+    (folder / WEIGHTS).write_bytes(data)
+
+
 def load(folder: Path, *, max_rank: int) -> str:
     """The digest of a whole, valid adapter that fits; raises what vLLM would trip over."""
     if not (folder / CONFIG).exists():

@@ -26,7 +26,7 @@ from trio import socket
 
 from asyncgrpo_agent.net import http1
 from asyncgrpo_agent.net.http1 import Request, Response, json_response
-from fakes.adapters import BrokenAdapterError, NoAdapterError, load
+from fakes.adapters import BrokenAdapterError, NoAdapterError, has_effect, load
 from fakes.vllm_answers import failure, logprobs_of, model_card, text_response, words
 
 VOCABULARY = 320
@@ -290,10 +290,23 @@ class FakeVllm:
             "finish_reason": "length",
             "stop_reason": None,
             "token_ids": ids if wants_ids else None,
-            "prompt_logprobs": None,
+            "prompt_logprobs": self._scores(body, tokens, digest),
             "prompt_token_ids": tokens if wants_ids else None,
         }
         return self._answer("text_completion", body, choice, len(tokens), len(ids), digest)
+
+    def _scores(
+        self, body: dict[str, Any], prompt: list[int], digest: str
+    ) -> list[dict[str, Any] | None] | None:
+        if body.get("prompt_logprobs") is None:
+            return None
+        folder = self.adapters.get(body.get("model", ""))
+        whose = digest if folder is None or has_effect(Path(folder)) else BASE_DIGEST
+        source = Random(f"{whose} {prompt}")
+        scored = [
+            {"logprob": -source.uniform(0.01, 6.0), "rank": 1, "decoded_token": ""} for _ in prompt
+        ]
+        return [None, *({str(t): row} for t, row in zip(prompt[1:], scored, strict=False))]
 
     async def _chat(self, request: Request) -> Response:
         body = _json(request.body)

@@ -7,6 +7,7 @@ model. Both are started as programs with the same flags.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess  # noqa: TID251 - the fixture outlives any trio run, so procs/child cannot own it
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -23,7 +24,7 @@ from asyncgrpo_agent.errors import EngineError
 from asyncgrpo_agent.net.engine_client import EngineClient
 from asyncgrpo_agent.roles.replica_engine import engine_facts
 from asyncgrpo_agent.wire.messages import EngineFacts
-from fakes.adapters import CONFIG, WEIGHTS, write_adapter
+from fakes.adapters import CONFIG, WEIGHTS, silence, write_adapter
 
 PYTHON_VARIABLE = "ASYNCGRPO_ENGINE_PYTHON"
 START_S = 240
@@ -285,6 +286,22 @@ async def test_adapter_and_seed_decide_the_tokens(client: EngineClient, engine: 
     assert (await sample("seeded", 1))[0] == tokens
     assert (await sample("seeded", 2))[0] != tokens
     assert (await sample(engine.model, 1))[1] != logprobs
+
+
+async def test_a_fixed_prompt_tells_whether_an_adapter_changes_anything(
+    client: EngineClient, engine: Engine, tmp_path: Path
+) -> None:
+    silent = Path(shutil.copytree(engine.adapter, tmp_path / "silent"))
+    silence(silent)
+    await client.load_adapter("changes", str(engine.adapter))
+    await client.load_adapter("silent", str(silent))
+    tokens = list(range(16))
+    base = await client.score(engine.model, tokens)
+    assert len(base) == 15
+    assert all(value < 0 for value in base)
+    assert await client.score(engine.model, tokens) == base
+    assert await client.score("silent", tokens) == base
+    assert await client.score("changes", tokens) != base
 
 
 async def test_an_unknown_model_is_not_found(client: EngineClient) -> None:

@@ -20,6 +20,7 @@ import msgspec
 import tomli_w
 from msgspec import Meta
 
+from asyncgrpo_agent.config.alerting import Alerts as Alerts
 from asyncgrpo_agent.config.kinds import (
     BucketSource,
     Count,
@@ -199,6 +200,7 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
     "run": Run,
     "link": Link,
     "proxy": Proxy,
+    "alerts": Alerts,
     "bucket": Bucket,
     "model": Model,
     "engine": Engine,
@@ -211,9 +213,9 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
 _HOST = ("agent", "run", "link", "bucket", "model", "engine")
 _TRAINING = ("trainer", "train", "train.eval")
 SECTIONS_OF: Final[Mapping[Role, tuple[str, ...]]] = {
-    "proxy": ("agent", "proxy"),
+    "proxy": ("agent", "proxy", "alerts"),
     "replica": (*_HOST, "replica"),
-    "trainer": (*_HOST, *_TRAINING, "proxy"),
+    "trainer": (*_HOST, *_TRAINING, "proxy", "alerts"),
     "local": ("agent", "run", "bucket", "model", "engine", "replica", *_TRAINING, "local"),
 }
 REQUIRED: Final[Mapping[Role, tuple[str, ...]]] = {
@@ -234,6 +236,7 @@ class Config:
     run: Run = field(default_factory=Run)
     link: Link = field(default_factory=Link)
     proxy: Proxy = field(default_factory=Proxy)
+    alerts: Alerts = field(default_factory=Alerts)
     bucket: Bucket = field(default_factory=Bucket)
     model: Model = field(default_factory=Model)
     engine: Engine = field(default_factory=Engine)

@@ -57,9 +57,14 @@ class _LogProbs(msgspec.Struct):
     token_logprobs: list[float | None]
 
 
+class _PromptLogProb(msgspec.Struct):
+    logprob: float
+
+
 class _Choice(msgspec.Struct):
     token_ids: list[int]
     logprobs: _LogProbs
+    prompt_logprobs: list[dict[str, _PromptLogProb] | None] | None = None
 
 
 class _Completion(msgspec.Struct):
@@ -137,6 +142,28 @@ class EngineClient:
         choice = self._decode(answer, _Completion).choices[0]
         if len(choice.token_ids) != 1 or choice.logprobs.token_logprobs[0] is None:
             raise self._error("the probe's answer lacks its token or log-probability", status=200)
+
+    async def score(self, model: str, tokens: list[int], *, timeout_s: float = 60.0) -> list[float]:
+        """The log-probability of each token but the first, given those before it."""
+        request = {
+            "model": model,
+            "prompt": tokens,
+            "max_tokens": 1,
+            "seed": 0,
+            "logprobs": 0,
+            "prompt_logprobs": 0,
+            "return_token_ids": True,
+        }
+        answer = await self._control("POST", "/v1/completions", request, timeout_s=timeout_s)
+        rows = self._decode(answer, _Completion).choices[0].prompt_logprobs or []
+        scores = [
+            row[str(token)].logprob
+            for token, row in zip(tokens, rows, strict=False)
+            if row and str(token) in row
+        ]
+        if len(scores) != len(tokens) - 1:
+            raise self._error("its answer lacks log-probabilities of the prompt", status=200)
+        return scores
 
     async def measure(self, model: str, *, timeout_s: float = 60.0) -> float:
         """Tokens a second of one short completion, alone; 0 if it takes too long to tell."""

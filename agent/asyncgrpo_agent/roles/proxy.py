@@ -33,6 +33,7 @@ from asyncgrpo_agent.net.link import Link, LinkStream
 from asyncgrpo_agent.roles import proxy_engines
 from asyncgrpo_agent.roles.proxy_adapters import Lending, Reader, is_asked_for
 from asyncgrpo_agent.roles.proxy_admission import Admission, refuse
+from asyncgrpo_agent.roles.proxy_alerts import AlertDesk
 from asyncgrpo_agent.roles.proxy_certificate import ServerCertificate
 from asyncgrpo_agent.roles.proxy_drain import DrainDesk
 from asyncgrpo_agent.roles.proxy_names import ReplicaNames
@@ -113,6 +114,7 @@ class Proxy:
                 nursery.start_soon(seat.serve)
             nursery.start_soon(self._watch_progress)
             nursery.start_soon(self.admission.watch)
+            nursery.start_soon(AlertDesk(self.config.alerts, self.runs).serve)
             nursery.start_soon(DrainDesk(self.config.state_dir, self.runs).serve)
             nursery.start_soon(self.replica_door.names.keep)
             nursery.start_soon(self.usage.keep, self.runs)

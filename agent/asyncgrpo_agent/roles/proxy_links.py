@@ -41,6 +41,7 @@ class ReplicaLink:
     awaited: dict[str, str] = field(default_factory=dict)  # as its last `Progress` said
     kv_used: float | None = None  # 0 to 1, of the same
     skew_s: float | None = None  # its clock before this one's, of the same
+    effect: tuple[int, float] | None = None  # version and change, of the same
     agent_version: str = ""
     last_load_s: float | None = None  # what its newest adapter took it, as its ack said
     charged_to: float = field(default_factory=trio.current_time)  # its time is counted up to then

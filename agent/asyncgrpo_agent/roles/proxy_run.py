@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 import trio
 
+from asyncgrpo_agent.core.alerts import Board, Tries
 from asyncgrpo_agent.core.contract import Terms
 from asyncgrpo_agent.core.replicas import Fleet, State, Transition
 from asyncgrpo_agent.core.retries import RetryBudget
@@ -61,6 +62,8 @@ class ProxyRun:
     limits: dict[str, EdgeLimit] = field(default_factory=dict)  # of upstreams, by replica
     finished: str = ""  # why the run is over
     story: RunStory = field(default_factory=RunStory)
+    alerts: Board = field(default_factory=Board)
+    tries: Tries = field(default_factory=Tries)
     dismissed: dict[str, str] = field(default_factory=dict)  # processes that are to go, and why
     wanted: Bell = field(default_factory=Bell)  # rings when an adapter may be needed somewhere
     _changed: trio.Event = field(default_factory=trio.Event)

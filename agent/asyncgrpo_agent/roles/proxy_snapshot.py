@@ -187,7 +187,7 @@ def live_snapshot(run: ProxyRun, now: float) -> dict[str, Any]:
     return {
         "run": row,
         "verdict": row["verdict"],
-        "alerts": [],
+        "alerts": run.alerts.alerts,
         "replicas": replica_rows(run, now),
         "routing": routing(run, now),
         "series_names": run.story.story.series.names,

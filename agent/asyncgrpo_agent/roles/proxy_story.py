@@ -150,6 +150,7 @@ class RunStory:
         text: str,
         *,
         replica: str | None = None,
+        duration_s: float | None = None,
         fields: Mapping[str, Any] | None = None,
     ) -> None:
         event = self.story.events.add(
@@ -159,6 +160,7 @@ class RunStory:
             text,
             t_unix_s=self.unix_time_s(),
             replica=replica,
+            duration_s=duration_s,
             fields=fields,
         )
         self._tell(event)

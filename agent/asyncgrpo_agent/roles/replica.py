@@ -44,6 +44,7 @@ from asyncgrpo_agent.roles.registration import (
     stay_registered,
 )
 from asyncgrpo_agent.roles.replica_adapters import Loader
+from asyncgrpo_agent.roles.replica_effect import EffectWatch
 from asyncgrpo_agent.roles.replica_engine import EngineHost
 from asyncgrpo_agent.roles.replica_exit import call_on_exit, until_idle
 from asyncgrpo_agent.roles.replica_mirror import ReplicaMirror
@@ -155,6 +156,9 @@ class ReplicaAgent:
         self.host_key = ensure_host_key(self.config.state_dir, self.join.run)
         self.engine = EngineHost(self.config, self.spec, self.digest, self._engine_changed)
         self.loader = Loader(self.config, self.join, self.engine, self.tell)
+        self.effect = EffectWatch(
+            self.engine.client, self.config.model_name, lambda: self.loader.loaded
+        )
         self.mirror = self._mirror() if self.config.bucket.source == "link" else None
 
     def _mirror(self) -> ReplicaMirror:
@@ -170,6 +174,7 @@ class ReplicaAgent:
             nursery.start_soon(self.loader.run)
             nursery.start_soon(self._report_progress)
             nursery.start_soon(self._report_engine)
+            nursery.start_soon(self.effect.run)
             nursery.start_soon(self._stop_when_idle)
             nursery.start_soon(self._stop_on_notice)
 
@@ -357,6 +362,8 @@ class ReplicaAgent:
                     paused_s=paused_s,
                     awaited=self.loader.standing(),
                     unix_s=time.time(),  # noqa: TID251 - a role reads the clock
+                    effect=self.effect.effect,
+                    effect_version=self.effect.version,
                 )
             )
 

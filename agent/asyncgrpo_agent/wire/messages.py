@@ -140,6 +140,8 @@ class Progress(msgspec.Struct, frozen=True, tag_field="t", tag="progress"):
     paused_s: float = 0.0  # seconds, so far, in which vLLM said that it was paused
     awaited: dict[str, str] = {}  # adapters it was asked for and lacks -> how far they have come
     unix_s: float = 0.0  # the host's clock when this was sent; 0 if it is not said
+    effect: float = -1.0  # greatest change that an adapter made to a log-probability; -1: not known
+    effect_version: int = -1  # of that adapter
 
 
 class Draining(msgspec.Struct, frozen=True, tag_field="t", tag="draining"):
