@@ -70,6 +70,10 @@ class Events:
             }
         )
 
+    def sample(self, rollout: Mapping[str, Any]) -> None:
+        """A rollout to read, with what one reward function gave for it."""
+        self._put({"kind": "sample", **rollout})
+
     def setup(self, facts: Mapping[str, Any]) -> None:
         """What the run is made with."""
         self._put({"kind": "setup", **facts})

@@ -61,6 +61,7 @@ class Job:
     trust_remote_code: bool = False
     script: str = ""  # a program of the user's own, in place of dataset, rewards and lora
     script_args: list[str] = field(default_factory=list)
+    sample_rollouts: bool = False  # for people to read
     save_s: float = 0.0  # that a stop may take to save a checkpoint
     python_path: list[str] = field(default_factory=list)
     grpo: dict[str, Any] = field(default_factory=dict)

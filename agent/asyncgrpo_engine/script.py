@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from asyncgrpo_engine import attention, checks, origin, trl_names
+from asyncgrpo_engine import attention, checks, origin, sampling, trl_names
 from asyncgrpo_engine.events import Events
 from asyncgrpo_engine.job import Job
 from asyncgrpo_engine.problems import Problem, from_exception
@@ -85,6 +85,8 @@ def _watched(original: Callable[..., None], job: Job, events: Events) -> Callabl
         watching = EventCallback(events)
         given["callbacks"] = [watching, *(given.get("callbacks") or [])]
         del given["self"]
+        if job.sample_rollouts:
+            given["reward_funcs"] = sampling.wrapped(given.get("reward_funcs"), job.gateway)
         original(self, **given)
         watching.watch(self)
         trl_names.end_rollouts_at_once(self)

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback
 
-from asyncgrpo_engine import attention, data, origin, setup, trl_names
+from asyncgrpo_engine import attention, data, origin, sampling, setup, trl_names
 from asyncgrpo_engine.checks import Findings
 from asyncgrpo_engine.evaluating import Evaluations
 from asyncgrpo_engine.evaluation import (
@@ -110,7 +110,7 @@ def _make_trainer(
         callbacks.append(evaluations.callback())
     trainer = trl_names.trainer_class()(
         model=job.model,
-        reward_funcs=found.reward_functions,
+        reward_funcs=_sampled(job, found.reward_functions),
         args=found.args,
         train_dataset=found.dataset,
         processing_class=found.tokenizer,
@@ -127,6 +127,11 @@ def _make_trainer(
     trainer.remove_callback(ProgressCallback)
     refuse_other_syncs(trainer)
     return trainer
+
+
+def _sampled(job: Job, functions: list[Any]) -> list[Any]:
+    sampled: list[Any] = sampling.wrapped(functions, job.gateway)
+    return sampled if job.sample_rollouts else functions
 
 
 def _evaluations(job: Job, found: Findings, events: Events) -> Evaluations | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock
@@ -55,8 +56,10 @@ class World:
     def run(self) -> ProxyRun:
         return self.proxy.runs.open("demo")
 
-    def token(self, role: str = "viewer", run: str = "demo") -> str:
-        return tokens.create_token(self.state, role=role, run=run, now_unix_s=UNIX_S)
+    def token(self, role: str = "viewer", run: str = "demo", *, rollouts: bool = False) -> str:
+        return tokens.create_token(
+            self.state, role=role, run=run, now_unix_s=UNIX_S, rollouts=rollouts
+        )
 
     def facts(self, *records: dict[str, Any], start: int = 0, is_past: bool = False) -> None:
         rows = [{"t": UNIX_S, **record} for record in records]
@@ -244,6 +247,32 @@ async def test_live_messages_arrive_and_what_was_missed_is_told(world: World) ->
             assert b"event: reload" in await until(live, b"event: reload")
     assert world.proxy.site.live_streams == 0
     assert not world.run.story.watchers
+
+
+async def test_rollouts_are_for_tokens_made_for_them(world: World) -> None:
+    one = m.SampledRollout(UNIX_S, "2+2?", "four", 3, {"exact": None}, 7, "r1", 0.5)
+    other = msgspec.structs.replace(one, completion="five")
+    world.run.story.sampled(one)
+    for may_read in (False, True):
+        token = world.token(rollouts=may_read)
+        async with world.connected() as link:
+            answer = await ask(link, request("/api/runs/demo/rollouts?limit=1", token=token))
+            live_request = request("/api/runs/demo/live", token=token)
+            async with await link.open(live_request) as live:
+                await live.end()
+                await live.response()
+                assert b"event: snapshot" in await live.receive()
+                world.run.story.sampled(other)
+                world.run.story.say("run", "info", "x.y", "hello")
+                told = await until(live, b"hello")
+            assert (b"event: rollout" in told) is may_read
+            if may_read:
+                (shown,) = answer.json["rollouts"]
+                assert shown["completion"] == "five"
+                assert (shown["replica"], shown["version"]) == ("r1", 7)
+            else:
+                assert answer.status == 403
+                assert "--rollouts" in answer.json["fix"]
 
 
 async def until(live: Any, wanted: bytes) -> bytes:

@@ -92,6 +92,13 @@ class Trainer(Section, frozen=True, kw_only=True):
     notice_every_s: Annotated[
         Interval, Meta(description="How long after an end of notice_command it is run again.")
     ] = 5
+    sample_rollouts: Annotated[
+        Count,
+        Meta(
+            description="Rollouts a minute that viewers may read, prompt and answer, whose token "
+            "was made with --rollouts. 0: none."
+        ),
+    ] = 0
     keep_checkpoints: Annotated[
         Count, Meta(description="TRL's newest checkpoints are kept in the bucket; 0 copies none.")
     ] = 2

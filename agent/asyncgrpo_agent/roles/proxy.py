@@ -270,6 +270,8 @@ class Proxy:
                 await run_.retire(message)
             case m.Facts():
                 run_.story.take(message, measured(run_, trio.current_time()))
+            case m.Sampled(rollout=rollout):
+                run_.story.sampled(rollout)
             case m.RunEnded(ok=ok, reason=reason):
                 run_.charge(trio.current_time())
                 run_.story.ended(reason, ok=ok)

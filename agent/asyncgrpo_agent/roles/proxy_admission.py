@@ -120,7 +120,8 @@ class Admission:
     ) -> m.Accepted:
         """What to tell a peer that has registered; its link is good for real work from here on."""
         link.authenticated(AUTHENTICATED, PING_S, PING_DEADLINE_S)
-        return m.Accepted(name, attempt, PING_S, PING_DEADLINE_S, live, self.addresses, facts)
+        terms = (name, attempt, PING_S, PING_DEADLINE_S, live, self.addresses, facts)
+        return m.Accepted(*terms, takes_samples=True)
 
     def admit(self, link: Link, hello: m.Hello, role: str, nonce: str = "") -> m.Refused | None:
         """Let the peer in, or say why not. One that is in must `leave`."""

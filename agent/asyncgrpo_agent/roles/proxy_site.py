@@ -8,7 +8,6 @@ of its own; live messages that it does not take in time are dropped, and it is t
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -23,6 +22,15 @@ from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.link import Link, LinkStream
 from asyncgrpo_agent.roles import proxy_snapshot
 from asyncgrpo_agent.roles.proxy_admission import Admission
+from asyncgrpo_agent.roles.proxy_api import (
+    PARTS,
+    BadRequestError,
+    ForbiddenError,
+    NotFoundError,
+    Query,
+    number,
+    rollouts,
+)
 from asyncgrpo_agent.roles.proxy_assets import APP_POLICY, Assets, login_policy
 from asyncgrpo_agent.roles.proxy_run import ProxyRun, Runs
 from asyncgrpo_agent.roles.proxy_sessions import Sessions
@@ -35,8 +43,6 @@ log = Log(__name__)
 
 MAX_LIVE: Final = 64  # live streams of all viewers
 MAX_BODY_BYTES: Final = 8192  # of a login
-MAX_POINTS: Final = 2000
-MAX_ROWS: Final = 1000
 SNAPSHOT_EVERY_S: Final = 1.0
 COMMENT_EVERY_S: Final = 15.0
 PING_S: Final = 15.0
@@ -52,14 +58,6 @@ _JSON: Final = "application/json"
 _VOLATILE: Final = frozenset(
     ("since_s", "rtt_ms", "skew_s", "cost", "replica_hours", "oldest_wait_s", "held_s", "seq")
 )
-
-
-class _NotFoundError(Exception):
-    """There is no such run, or this viewer may not know of it."""
-
-
-class _BadRequestError(Exception):
-    """The query makes no sense."""
 
 
 @dataclass(slots=True)
@@ -195,7 +193,7 @@ class Viewer:
 
     # --- pages and files --------------------------------------------------------------------
 
-    async def _get(self, stream: LinkStream, path: str, query: Mapping[str, list[str]]) -> None:
+    async def _get(self, stream: LinkStream, path: str, query: Query) -> None:
         facts = self._identify(stream.request_headers)
         if facts is None:
             if path == "/":
@@ -233,25 +231,24 @@ class Viewer:
 
     # --- the API ----------------------------------------------------------------------------
 
-    async def _api(
-        self, stream: LinkStream, facts: TokenFacts, path: str, query: Mapping[str, list[str]]
-    ) -> None:
+    async def _api(self, stream: LinkStream, facts: TokenFacts, path: str, query: Query) -> None:
         try:
             parts = path.removeprefix("/api/").split("/") if path.startswith("/api/") else [""]
             if parts[0] == "runs" and parts[2:] == ["live"]:
-                await self._live(stream, self._run(facts, parts[1]), query)
+                await self._live(stream, facts, self._run(facts, parts[1]), query)
                 return
             shown = self._shown_at(facts, parts, query)
-        except _NotFoundError:
+        except NotFoundError:
             await _say(stream, 404, {"error": "there is nothing of that name"})
-        except _BadRequestError as error:
+        except BadRequestError as error:
             await _say(stream, 400, {"error": str(error)})
+        except ForbiddenError:
+            fix = "On the proxy's host: asyncgrpo-agent token create --role viewer --rollouts"
+            await _say(stream, 403, {"error": "this token shows no rollouts", "fix": fix})
         else:
             await _say(stream, 200, shown)
 
-    def _shown_at(
-        self, facts: TokenFacts, parts: list[str], query: Mapping[str, list[str]]
-    ) -> object:
+    def _shown_at(self, facts: TokenFacts, parts: list[str], query: Query) -> object:
         now = trio.current_time()
         match parts:
             case ["me"]:
@@ -266,28 +263,38 @@ class Viewer:
                 return {"runs": [proxy_snapshot.run_row(run, now) for run in runs]}
             case ["runs", name]:
                 return proxy_snapshot.snapshot(self._run(facts, name), now)
-            case ["runs", name, what] if what in _PARTS:
-                return _PARTS[what](self._run(facts, name), query)
-        raise _NotFoundError
+            case ["runs", name, "rollouts"]:
+                run = self._run(facts, name)
+                if not facts.rollouts:
+                    raise ForbiddenError
+                return rollouts(run, query)
+            case ["runs", name, what] if what in PARTS:
+                return PARTS[what](self._run(facts, name), query)
+        raise NotFoundError
 
     def _run(self, facts: TokenFacts, name: str) -> ProxyRun:
         run = self.site.runs.get(unquote(name))
         if run is None or not (facts.run == ALL_RUNS or facts.shows(run.name)):
-            raise _NotFoundError
+            raise NotFoundError
         return run
 
     async def _live(
-        self, stream: LinkStream, run: ProxyRun, query: Mapping[str, list[str]]
+        self,
+        stream: LinkStream,
+        facts: TokenFacts,
+        run: ProxyRun,
+        query: Query,
     ) -> None:
         if self.site.live_streams >= MAX_LIVE:
             await _say(stream, 503, {"error": f"{MAX_LIVE} pages are open already"})
             return
         last = value_of(stream.request_headers, b"last-event-id")
-        since = _number({"seq": [last.decode("latin-1")]} if last else query, "seq", -1)
+        since = number({"seq": [last.decode("latin-1")]} if last else query, "seq", -1)
         self.site.live_streams += 1
         try:
             await stream.respond(_head(200, "text/event-stream"))
-            with run.story.watched(since if since >= 0 else None) as watcher:
+            seq, may_read = since if since >= 0 else None, facts.rollouts
+            with run.story.watched(seq, may_read_rollouts=may_read) as watcher:
                 seen, said_at = b"", trio.current_time()
                 while True:
                     live = self.site.live(run)
@@ -303,52 +310,6 @@ class Viewer:
                         await trio.sleep(0.05)  # what comes together goes together
         finally:
             self.site.live_streams -= 1
-
-
-def _series(run: ProxyRun, query: Mapping[str, list[str]]) -> object:
-    points = min(MAX_POINTS, max(1, _number(query, "points", 600)))
-    names = [name for text in query.get("names", []) for name in text.split(",") if name]
-    series = run.story.story.series.read(names, points)
-    return {
-        "step": series.step,
-        "series": series.series,
-        "unix_s": series.unix_s,
-        "down_sampled": series.down_sampled,
-    }
-
-
-def _syncs(run: ProxyRun, query: Mapping[str, list[str]]) -> object:
-    before = _number(query, "before_version", -1)
-    limit = min(MAX_ROWS, max(1, _number(query, "limit", 100)))
-    rows = run.story.story.syncs.find(before_version=before if before >= 0 else None, limit=limit)
-    return {"syncs": rows}
-
-
-def _events(run: ProxyRun, query: Mapping[str, list[str]]) -> object:
-    before = _number(query, "before_seq", -1)
-    events = run.story.story.events.find(
-        before_seq=before if before >= 0 else None,
-        limit=min(MAX_ROWS, max(1, _number(query, "limit", 200))),
-        kind=query.get("kind", [""])[0],
-        text=query.get("text", [""])[0][:100],
-    )
-    return {"events": events}
-
-
-_PARTS: Final[Mapping[str, Callable[[ProxyRun, Mapping[str, list[str]]], object]]] = {
-    "series": _series,
-    "syncs": _syncs,
-    "events": _events,
-}
-
-
-def _number(query: Mapping[str, list[str]], name: str, default: int) -> int:
-    text = query.get(name, [""])[0]
-    if not text:
-        return default
-    if not (text.isascii() and text.isdigit() and len(text) < 16):
-        raise _BadRequestError(f"{name} is no number")
-    return int(text)
 
 
 def _token_in(body: bytes) -> str:

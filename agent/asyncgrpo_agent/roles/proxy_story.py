@@ -24,6 +24,7 @@ from asyncgrpo_agent.wire import messages as m
 
 MAX_QUEUED: Final = 256  # messages that wait for one viewer
 MAX_HISTORIES: Final = 16
+MAX_SAMPLES: Final = 200
 SEQS_A_SECOND: Final = 1000  # more than any run has events
 RELOAD: Final = b"event: reload\ndata: {}\n\n"
 
@@ -32,6 +33,7 @@ RELOAD: Final = b"event: reload\ndata: {}\n\n"
 class Watcher:
     """One viewer who follows the run."""
 
+    may_read_rollouts: bool = False
     _queue: deque[bytes] = field(default_factory=deque)
     _event: trio.Event = field(default_factory=trio.Event)
     fell_behind: bool = False
@@ -64,6 +66,7 @@ class RunStory:
     unix_time_s: Callable[[], float] = time.time  # noqa: TID251 - a role reads the clock
     story: Story = field(init=False)
     histories: dict[str, int] = field(default_factory=dict)  # of trainers: how far each is known
+    samples: deque[m.SampledRollout] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
     watchers: set[Watcher] = field(default_factory=set)
     changes: int = 0  # of anything that is shown
     _is_replaying: bool = False
@@ -95,6 +98,15 @@ class RunStory:
                     self.story.sample(measured, told.unix_s)
                 self._tell(told)
         self.changes += 1
+
+    def sampled(self, rollout: m.SampledRollout) -> None:
+        """One to read, for those who may."""
+        self.samples.append(rollout)
+        data = msgspec.json.encode(rollout)
+        message = b"id: %d\nevent: rollout\ndata: %s\n\n" % (self.story.events.seq, data)
+        for watcher in self.watchers:
+            if watcher.may_read_rollouts:
+                watcher.put(message)
 
     # --- what the proxy sees --------------------------------------------------------------
 
@@ -168,9 +180,11 @@ class RunStory:
     # --- viewers --------------------------------------------------------------------------
 
     @contextmanager
-    def watched(self, since_seq: int | None) -> Iterator[Watcher]:
+    def watched(
+        self, since_seq: int | None, *, may_read_rollouts: bool = False
+    ) -> Iterator[Watcher]:
         """Follow what happens from now on, and what happened after the event `since_seq`."""
-        watcher = Watcher()
+        watcher = Watcher(may_read_rollouts)
         missed = [] if since_seq is None else self.story.events.since(since_seq)
         if missed is None or len(missed) >= MAX_QUEUED:
             watcher.put(RELOAD)

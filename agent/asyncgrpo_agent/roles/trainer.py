@@ -49,6 +49,7 @@ from asyncgrpo_agent.roles.trainer_lives import LifeFailedError, Lives, failure_
 from asyncgrpo_agent.roles.trainer_result import RunResult
 from asyncgrpo_agent.roles.trainer_resume import Resumed, Resumption, settings_of
 from asyncgrpo_agent.roles.trainer_retention import Retention
+from asyncgrpo_agent.roles.trainer_samples import RolloutSamples
 from asyncgrpo_agent.roles.trainer_stall import StallWatch
 from asyncgrpo_agent.roles.trainer_supply import Supplier
 from asyncgrpo_agent.roles.trainer_turns import Turns
@@ -233,6 +234,7 @@ class TrainerAgent:
             self.config, self.join, self.link, self.bucket, turns, self.digest, self.record, rng
         )
         self.facts = FactsTeller(history_file(self.config.state_dir, self.join.run), self.link)
+        self.samples = RolloutSamples(self.config.trainer.sample_rollouts, self.link.tell_sample)
         self.resumption = Resumption(self.config, self.join, self.bucket, self.digest)
         self.gateway = Gateway(
             self, instance=instance, request_timeout_s=self.config.trainer.request_timeout_s
@@ -254,6 +256,7 @@ class TrainerAgent:
             nursery.start_soon(self.adapters.retire_idle)
             nursery.start_soon(self.supplier.run)
             nursery.start_soon(self.facts.run)
+            nursery.start_soon(self.samples.run)
             nursery.start_soon(self.retention.run)
             resumed = await self._resume()
             nursery.start_soon(self.checkpoints.run)
@@ -447,11 +450,13 @@ class TrainerAgent:
 
     async def complete(self, rollout: m.Rollout, body: bytes) -> CompletedRollout:
         self.adapters.begin(rollout.model)
+        began = trio.current_time()
         try:
             answer = await self.link.complete(rollout, body)
         finally:
             self.adapters.finish(rollout.model)
         self.rollouts += 1
+        self.samples.answered(rollout, answer, trio.current_time() - began)
         if answer.status != 200:
             self.rollouts_failed += 1
             log.warning(
@@ -466,6 +471,9 @@ class TrainerAgent:
         """The engine-side child reports metrics, phases and evaluations."""
         kind = str(event.get("kind", ""))
         self.stall.heard()
+        if kind == "sample":  # people's words are kept nowhere
+            self.samples.scored(event)
+            return
         if kind == "metrics":
             step = int(event.get("step", self.stall.step))
             self.stall.step = self.checkpoints.trl_step = step

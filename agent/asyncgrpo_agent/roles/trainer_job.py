@@ -50,6 +50,7 @@ def write_job(
         "script_args": train.script_args,
         "model": config.model.path,
         "trust_remote_code": config.model.trust_remote_code,
+        "sample_rollouts": config.trainer.sample_rollouts > 0,
         "save_s": config.trainer.save_s,
         "dataset": train.dataset,
         "dataset_config": train.dataset_config,

@@ -70,6 +70,7 @@ class TrainerLink:
     model_digest: str = ""
     allow_quantized: bool = False
     facts_known: dict[str, int] | None = None  # as the proxy said when it let this agent in
+    takes_samples: bool = False  # likewise
     registrations: int = 0
     _leaving: bool = False
     _link: Link | None = None
@@ -133,7 +134,7 @@ class TrainerLink:
             raise PeerProtocolError(f"{type(answer).__name__} before accept", where=link.peer)
         link.authenticated(AUTHENTICATED, answer.ping_s, answer.ping_deadline_s)
         self.attempt = answer.attempt
-        self.facts_known = answer.facts
+        self.facts_known, self.takes_samples = answer.facts, answer.takes_samples
         self.registrations += 1
         self.on_addresses(answer.addresses)
         return control
@@ -147,6 +148,11 @@ class TrainerLink:
         except LinkError:
             return False
         return True
+
+    async def tell_sample(self, message: m.Sampled) -> None:
+        """To a proxy that takes any."""
+        if self.takes_samples:
+            await self.tell(message)
 
     async def leave(self, reason: str) -> None:
         """Say goodbye, so that the proxy does not take the end for a loss."""

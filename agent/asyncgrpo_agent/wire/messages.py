@@ -190,6 +190,25 @@ class Facts(msgspec.Struct, frozen=True, tag_field="t", tag="facts"):
     is_past: bool = False  # it was written before this link was there
 
 
+class SampledRollout(msgspec.Struct, frozen=True):
+    """One rollout for people to read. `version` is -1 and `replica` "" where they are not known."""
+
+    t_unix_s: float
+    prompt: str
+    completion: str
+    tokens: int
+    rewards: dict[str, float | None]
+    version: int = -1
+    replica: str = ""
+    seconds: float = 0.0  # that it took
+
+
+class Sampled(msgspec.Struct, frozen=True, tag_field="t", tag="sampled"):
+    """A rollout for those who look on and may read any; the proxy keeps the newest."""
+
+    rollout: SampledRollout
+
+
 # --- acceptor to dialler ---------------------------------------------------------------------
 
 
@@ -209,6 +228,7 @@ class Accepted(msgspec.Struct, frozen=True, tag_field="t", tag="accepted"):
     live: list[str] = []
     addresses: list[str] = []  # where this proxy may be dialled from now on; [] says nothing
     facts: dict[str, int] | None = None  # histories -> end of what is known; None: it takes none
+    takes_samples: bool = False  # of a trainer's rollouts
 
 
 class Refused(msgspec.Struct, frozen=True, tag_field="t", tag="refused"):
@@ -303,6 +323,7 @@ FromDialler = (
     | Retired
     | RunEnded
     | Facts
+    | Sampled
 )
 FromAcceptor = (
     Challenge

@@ -1,0 +1,89 @@
+"""Rollouts that people may read, put together: who answered, and what each reward function gave.
+
+The trainer's agent sees every answer with its replica, the engine-side child tells of some with
+their rewards, one function at a time. Both know a rollout by the first tokens of its answer.
+
+Pure: the clock's reading comes with each call.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+HEAD_TOKENS: Final = 16  # as in asyncgrpo_engine/sampling.py
+MAX_ANSWERS: Final = 4096
+MAX_OPEN: Final = 16
+MINUTE_S: Final = 60.0
+
+Head = tuple[int, ...]
+
+
+class Answer(NamedTuple):
+    """Who answered, by which version, and how long it took."""
+
+    replica: str
+    version: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A whole one. `answer` is None if that is not known, or two replicas began with the same."""
+
+    prompt: str
+    completion: str
+    tokens: int
+    rewards: Mapping[str, float | None]
+    answer: Answer | None
+
+
+@dataclass(slots=True)
+class _Open:
+    event: Mapping[str, Any]
+    rewards: dict[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class SampleBook:
+    """Lets `a_minute` of them through, evenly; the others are dropped."""
+
+    a_minute: int
+    _answers: OrderedDict[Head, Answer | None] = field(default_factory=OrderedDict)
+    _open: OrderedDict[Head, _Open] = field(default_factory=OrderedDict)
+    _next_at: float = float("-inf")
+
+    def answered(self, token_ids: list[int], answer: Answer) -> None:
+        head = tuple(token_ids[:HEAD_TOKENS])
+        before = self._answers.pop(head, answer)
+        is_same = before is not None and before[:2] == answer[:2]
+        self._answers[head] = answer if is_same else None
+        while len(self._answers) > MAX_ANSWERS:
+            self._answers.popitem(last=False)
+
+    def scored(self, event: Mapping[str, Any], now_s: float) -> Sample | None:
+        """The rollout that is complete with it. KeyError, TypeError or ValueError for no sample."""
+        head = tuple(int(token) for token in event["head"])
+        found = self._open.get(head)
+        if found is None:
+            if now_s < self._next_at:
+                return None
+            self._next_at = max(self._next_at, now_s - MINUTE_S / self.a_minute)
+            self._next_at += MINUTE_S / self.a_minute
+            found = self._open[head] = _Open(event)
+            while len(self._open) > MAX_OPEN:  # a function of theirs failed
+                self._open.popitem(last=False)
+        value = event["value"]
+        found.rewards[str(event["reward"])] = None if value is None else float(value)
+        if len(found.rewards) < int(event["functions"]):
+            return None
+        del self._open[head]
+        return Sample(
+            prompt=str(found.event["prompt"]),
+            completion=str(found.event["completion"]),
+            tokens=int(found.event["tokens"]),
+            rewards=found.rewards,
+            answer=self._answers.get(head),
+        )
