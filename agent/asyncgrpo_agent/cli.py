@@ -35,6 +35,9 @@ commands:
   token create          make a join line for a replica or a trainer
   token list            show the tokens of all join lines
   token revoke          end one of them, and the links that are up on it
+  status                show a run, or all of them; --watch; exits with 1 if one is not well
+  logs                  show what happened in a run; --follow
+  rollouts tail         show prompts and answers, if the trainer gives any; --follow
   drain                 have one replica of a running proxy finish and go
   adapters              show the versions of a run's adapter, who holds them and since when
   adapters get          take one home, as a folder that PEFT loads
@@ -273,6 +276,24 @@ def _adapters(words: list[str], _engine_args: list[str]) -> int:
     return _written(*adapter_commands.run(words))
 
 
+def _status(words: list[str], _engine_args: list[str]) -> int:
+    from asyncgrpo_agent import viewer_commands
+
+    return viewer_commands.status(words)
+
+
+def _logs(words: list[str], _engine_args: list[str]) -> int:
+    from asyncgrpo_agent import viewer_commands
+
+    return viewer_commands.logs(words)
+
+
+def _rollouts(words: list[str], _engine_args: list[str]) -> int:
+    from asyncgrpo_agent import viewer_commands
+
+    return viewer_commands.rollouts(words)
+
+
 def _doctor(words: list[str], _engine_args: list[str]) -> int:
     from asyncgrpo_agent import host_commands
 
@@ -327,6 +348,9 @@ _COMMANDS: Final[dict[str, Callable[[list[str], list[str]], int]]] = {
     "token": _token,
     "drain": _drain,
     "adapters": _adapters,
+    "status": _status,
+    "logs": _logs,
+    "rollouts": _rollouts,
     "doctor": _doctor,
     "paths": _paths,
     "version": _version,

@@ -7,9 +7,8 @@ with the key of the join, as a replica does.
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,12 +32,11 @@ from asyncgrpo_agent.errors import (
     PeerProtocolError,
     StoreError,
 )
-from asyncgrpo_agent.net import tls
 from asyncgrpo_agent.net.control import ADAPTER, read_envelope
-from asyncgrpo_agent.net.dial import dial
 from asyncgrpo_agent.net.link import Link, LinkStream
 from asyncgrpo_agent.roles.adapter_transfer import MORE_WINDOW_BYTES, read_sealed, store_adapter
-from asyncgrpo_agent.roles.registration import NEW_JOIN, ProxyAddresses
+from asyncgrpo_agent.roles.proxy_call import called
+from asyncgrpo_agent.roles.registration import NEW_JOIN
 from asyncgrpo_agent.store import staging
 from asyncgrpo_agent.store.bucket import ListedCommit
 from asyncgrpo_agent.store.mirror import Mirror
@@ -46,9 +44,7 @@ from asyncgrpo_agent.store.staging import StagedAdapter
 from asyncgrpo_agent.wire import messages as m
 from asyncgrpo_agent.wire.deadlines import StreamDeadlines
 from asyncgrpo_agent.wire.headers import get_request, status_of
-from asyncgrpo_agent.wire.limits import AUTHENTICATED
 
-PING_S: Final = 10.0
 MAX_LIST_BYTES: Final = 16 << 20
 MAX_TEXT_BYTES: Final = 4096
 _LIST: Final = StreamDeadlines(first_byte_s=20.0, progress_s=20.0, total_s=60.0)
@@ -67,52 +63,8 @@ async def link_source(config: Config, run: str) -> AsyncIterator[LinkSource]:
             where="link.join",
             fix="Give a join file of the run, or a bucket that has it (--bucket, --bucket-url)",
         )
-    link = await _dial_any(ProxyAddresses(config, join).choices(), join)
-    failure: BaseException | None = None
-    async with trio.open_nursery() as nursery:
-        await nursery.start(_pump, link)
-        try:
-            link.authenticated(AUTHENTICATED, PING_S, PING_S)  # its certificate proved who it is
-            yield LinkSource(link, join, await _list(link, join))
-        except BaseException as error:  # raised below, where no nursery wraps it
-            failure = error
-        await link.aclose("all is done")
-        nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-
-
-async def _dial_any(addresses: list[str], join: Join) -> Link:
-    context = tls.client_context(join.ca_der, m.ALPN_FORWARD)
-    failures: list[LinkError] = []
-    for address in addresses:
-        try:
-            return await dial(
-                address,
-                context=context,
-                server_name=tls.SERVER_NAME,
-                alpn=m.ALPN_FORWARD,
-                client=True,
-                environ=dict(os.environ),
-            )
-        except LinkError as error:
-            failures.append(error)
-    first = failures[0]
-    others = "".join(f"; {error.where}: {error.what}" for error in failures[1:])
-    fix = first.fix or "See whether the proxy runs, and give --proxy HOST:PORT if it has moved"
-    raise LinkError(first.what + others, where=first.where, fix=fix)
-
-
-async def _pump(
-    link: Link, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> None:
-    with suppress(LinkError):  # whoever waits for an answer gets it too
-        await link.run(_refuse_stream, task_status=task_status)
-
-
-async def _refuse_stream(stream: LinkStream) -> None:
-    """The proxy is the HTTP/2 server here and cannot open streams."""
-    raise PeerProtocolError("the proxy opened a stream")
+    async with called(config, join) as link:
+        yield LinkSource(link, join, await _list(link, join))
 
 
 # --- asking ----------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ def run_row(run: ProxyRun, now: float) -> dict[str, Any]:
         "name": run.name,
         "attempt": run.attempt,
         "state": _state(run),
+        "trainer": run.trainer is not None,
         "since_unix_s": story.started_unix_s or None,
         "step": story.step,
         "max_steps": story.max_steps or None,
