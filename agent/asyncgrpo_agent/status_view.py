@@ -15,6 +15,7 @@ from rich.text import Text
 
 NEWEST_SYNCS: Final = 5
 NEWEST_EVENTS: Final = 8
+_SPENT: Final = ("read", "check", "sync", "loaded")  # phases; others count from the notice on
 _STATES: Final = {
     "READY": "green", "SUSPECT": "red", "GONE": "red", "running": "green", "failed": "red",
     "finished": "cyan",
@@ -115,7 +116,8 @@ def _syncs(rows: Sequence[Row]) -> RenderableType:
         took_s = row["quorum_s"] if row["quorum_s"] is not None else row["elapsed_s"]
         told = [one for one in row["replicas"] if one["ok"] and one["since_announced_s"]]
         last = max(told, key=lambda one: one["since_announced_s"], default=None)
-        phases = {} if last is None else {k: v for k, v in last["phases_s"].items() if k != "total"}
+        said = {} if last is None else last["phases_s"]
+        phases = {name: seconds for name, seconds in said.items() if name in _SPENT}
         longest = max(phases, key=lambda name: phases[name], default=None)
         table.add_row(
             f"v{row['version']}" + (" timed out" if row["timed_out"] else ""),
@@ -142,7 +144,7 @@ def _routing(row: Row) -> Text:
 def event(row: Row) -> Text:
     """One line of the log of a run."""
     style = _SEVERITIES.get(row["severity"], "")
-    spent = f" ({_span(row['duration_s'])})" if row.get("duration_s") else ""
+    spent = f" ({_span(row['duration_s'])})" if (row.get("duration_s") or 0) >= 1 else ""
     return Text.assemble(
         (_time(row["t_unix_s"]), "dim"), " ", (f"{row['severity']:<7}", style), " ",
         (f"{row['name']:<18}", "bold"), " ", _plain(row["text"]), spent,
