@@ -215,8 +215,11 @@ async def test_status_on_a_terminal_is_drawn_again_and_again(
 
     async def tmux(*command: str) -> str:
         argv = ["tmux", "-S", str(tmp_path / "tmux"), "-f", "/dev/null", *command]
-        run = partial(subprocess.run, argv, check=True, capture_output=True, timeout=PATIENCE_S)
-        return (await trio.to_thread.run_sync(run)).stdout.decode()
+        run = partial(
+            subprocess.check_output, argv, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE_S
+        )
+        said: str = await trio.to_thread.run_sync(run)
+        return said
 
     shown = ""
     line = shlex.join(["env", environ, *words])

@@ -42,6 +42,7 @@ commands:
   adapters              show the versions of a run's adapter, who holds them and since when
   adapters get          take one home, as a folder that PEFT loads
   doctor                look at this host: what a role needs, what is there, how to mend it
+  diag                  write one zip file about an agent of this host, for a report of a fault
   paths                 show where an agent keeps its files here
   version               show versions, with --all of everything within
 """
@@ -150,7 +151,10 @@ def _start(words: list[str], engine_args: list[str]) -> int:
     role = "embedded" if config.role == "trainer" and config.has_proxy else config.role
     resolved = host.resolved(config, sys.stdin)
     _warn_of_host(resolved)
-    return role_entry(role)(resolved)
+    from asyncgrpo_agent import dumps
+
+    with dumps.on_signal(resolved.state_dir, role):
+        return role_entry(role)(resolved)
 
 
 def _warn_of_host(config: Config) -> None:
@@ -302,6 +306,12 @@ def _doctor(words: list[str], _engine_args: list[str]) -> int:
     return code
 
 
+def _diag(words: list[str], _engine_args: list[str]) -> int:
+    from asyncgrpo_agent import diag_command
+
+    return diag_command.run(words)
+
+
 def _paths(words: list[str], _engine_args: list[str]) -> int:
     from asyncgrpo_agent import host_commands
 
@@ -352,6 +362,7 @@ _COMMANDS: Final[dict[str, Callable[[list[str], list[str]], int]]] = {
     "logs": _logs,
     "rollouts": _rollouts,
     "doctor": _doctor,
+    "diag": _diag,
     "paths": _paths,
     "version": _version,
 }

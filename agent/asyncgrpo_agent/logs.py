@@ -11,9 +11,13 @@ import json
 import logging
 import re
 import sys
+import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
+RECENT_LINES: Final = 500
+RECENT_CHARACTERS: Final = 2000  # of one line
 _FIELDS: Final = "agent_fields"
 _JOIN_LINE: Final = re.compile(r"agrpo1\.[A-Za-z0-9_-]{16,}")
 _URL_PASSWORD: Final = re.compile(r"(?<=://)[^/\s@:]*:[^/\s@]+(?=@)")
@@ -93,12 +97,33 @@ class JsonFormatter(logging.Formatter):
         return without_secrets(json.dumps(line, default=str))
 
 
+class _Recent(logging.Handler):
+    """Keeps the newest lines, for a dump of this process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: deque[str] = deque(maxlen=RECENT_LINES)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        at = time.strftime("%H:%M:%SZ", time.gmtime(record.created))
+        self.lines.append(f"{at} {self.format(record)}"[:RECENT_CHARACTERS])
+
+
+_recent: Final = _Recent()
+_recent.setFormatter(LineFormatter())
+
+
+def recent() -> list[str]:
+    """The newest lines of this process, the oldest first."""
+    return list(_recent.lines)
+
+
 def set_up(*, as_json: bool, level: str) -> None:
     """Install the one handler of this process. `level` is a name of the logging module."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else LineFormatter())
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [handler, _recent]
     root.setLevel(level)
     # Their debug output contains header values, which may hold tokens.
     for noisy in ("h2", "hpack", "watchfiles", "httpcore"):
