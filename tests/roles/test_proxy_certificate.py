@@ -224,9 +224,11 @@ async def test_a_key_that_could_not_be_read_is_tried_again_once_it_can(tmp_path:
     with pytest.raises(ConfigError, match="cannot be used"):
         certificate.refresh()
     certificate.refresh()  # said once
+    assert not certificate.is_usable
     (tmp_path / "key.pem").rmdir()
     kept.rename(tmp_path / "key.pem")
     certificate.refresh()
+    assert certificate.is_usable
     assert await shown_now(certificate, authority()[0]) == written(tmp_path)
 
 

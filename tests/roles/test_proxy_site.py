@@ -134,10 +134,13 @@ async def test_a_stranger_gets_a_login_page_and_nothing_else(world: World) -> No
         assert b"<form" in page.body
         policy = value_of(page.headers, b"content-security-policy") or b""
         assert b"script-src 'sha256-" in policy
-        for path in ("/api/runs", "/api/me", "/assets/api.js", "/api/runs/demo/live"):
+        for path in ("/api/runs", "/api/me", "/assets/api.js", "/api/runs/demo/live", "/metrics"):
             assert (await ask(link, request(path))).status == 401
         assert (await ask(link, request("/health"))).body == b"ok\n"
         assert (await ask(link, request("/", method="PUT"))).status == 405
+        ready = await ask(link, request("/ready"))
+        assert ready.status == 503
+        assert ready.json == {"ready": False, "reasons": ["the proxy is starting"]}
 
 
 async def test_a_login_opens_a_session_that_outlives_the_connection(world: World) -> None:
@@ -223,6 +226,18 @@ async def test_the_api_shows_steps_syncs_events_and_a_verdict(world: World) -> N
         assert len((await get("/events?kind=replica&text=R1"))["events"]) == 1
         bad = await ask(link, request("/api/runs/demo/events?limit=x", token=token))
         assert bad.status == 400
+
+
+async def test_metrics_are_for_viewers(world: World) -> None:
+    world.facts(step(1))
+    token = world.token()
+    async with world.connected() as link:
+        answer = await ask(link, request("/metrics", token=token))
+        assert answer.status == 200
+        assert (
+            value_of(answer.headers, b"content-type") == b"text/plain; version=0.0.4; charset=utf-8"
+        )
+        assert b'asyncgrpo_train_reward{run="demo"} 0.1' in answer.body
 
 
 async def test_live_messages_arrive_and_what_was_missed_is_told(world: World) -> None:

@@ -41,3 +41,9 @@ def test_a_secret_that_others_can_touch_is_refused(tmp_path: Path, mode: int) ->
     with pytest.raises(ConfigError, match=f"mode {mode:04o}") as caught:
         private_files.read_secret(path)
     assert caught.value.fix == f"chmod 600 {path}"
+
+
+def test_a_folder_that_takes_files_is_writable_and_keeps_none(tmp_path: Path) -> None:
+    assert private_files.is_writable(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert not private_files.is_writable(tmp_path / "missing")

@@ -106,7 +106,7 @@ class Proxy:
         host, port = host_port(self.config.proxy.listen)
         self._listeners = await _listen(host, port)
         bound = self._listeners[0].socket.getsockname()[1]
-        certificate = ServerCertificate(self.config)
+        certificate = self.site.health.certificate = ServerCertificate(self.config)
         seats = take_seats(self.config, self.runs, dict(os.environ))
         task_status.started(f"{host}:{bound}")
         async with trio.open_nursery() as nursery:
@@ -133,6 +133,7 @@ class Proxy:
         agent sends them again when a proxy is back. Trainers go first, so that nothing is tried
         elsewhere when the replicas go.
         """
+        self.site.health.is_stopping = True
         for listener in self._listeners:
             await listener.aclose()
         await self.usage.save(self.runs)

@@ -11,6 +11,7 @@ replica's host key is proved here; `proxy_names` says what it is good for.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +56,8 @@ class Admission:
     state_dir: Path
     unix_time_s: Callable[[], float] = time.time  # noqa: TID251 - a role reads the clock
     addresses: list[str] = field(default_factory=list)  # that agents are told to dial
+    refusals: Counter[str] = field(default_factory=Counter)  # so far, by event
+    reads_tokens: bool = True  # else what was known of them before stays in force
     _links: dict[Link, str] = field(default_factory=dict)  # to the id of the token
     _known: dict[str, tokens.TokenFacts] = field(default_factory=dict)
     _stamp: tuple[int, ...] | None = None
@@ -75,6 +78,7 @@ class Admission:
 
     def record_refusal(self, event: str, kind: str, /, **fields: object) -> None:
         """The same of a stranger, of whom there may be any number. `kind` is not in their words."""
+        self.refusals[event] += 1
         self._recorded.note(self.record, event, kind, **fields)
 
     def note_refusal(self, event: str, kind: str, /, **fields: object) -> None:
@@ -214,6 +218,11 @@ class Admission:
         """The link has ended, whether its peer was let in or not."""
         self._links.pop(link, None)
 
+    def links_by_role(self) -> Counter[str]:
+        """How many are in, by what their tokens are for."""
+        known = [self._known.get(token_id) for token_id in self._links.values()]
+        return Counter(facts.role for facts in known if facts is not None)
+
     async def watch(self) -> None:
         """Close, for ever, the links that may not stay."""
         async with trio.open_nursery() as nursery:
@@ -239,7 +248,9 @@ class Admission:
         self._stamp = stamp
         try:
             self._known = {facts.id: facts for facts in tokens.list_tokens(self.state_dir)}
+            self.reads_tokens = True
         except ConfigError as error:  # what was known before stays in force
+            self.reads_tokens = False
             log.error("tokens.unreadable", reason=str(error))
 
 

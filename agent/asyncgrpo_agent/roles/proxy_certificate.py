@@ -47,7 +47,8 @@ class ServerCertificate:
         self._is_given = bool(config.proxy.certificate)
         self._files = self._given() if self._is_given else self._issue()
         self._stamp = _stamp(self._files)
-        self.context = self._newest = tls.server_context(*self._files, PROTOCOLS)
+        self.is_usable = True  # what is on disk; else the one loaded before is shown
+        self.context = self._newest = self._load()
         # Called for every handshake, whether the peer names a server or not.
         self.context.sni_callback = self._hand_over
 
@@ -69,12 +70,22 @@ class ServerCertificate:
             self._stamp = stamp  # a pair that does not fit is tried again once it changes
         elif self._now() < self._renew_at:
             return
-        else:
+        self.is_usable = False  # until it is loaded
+        if not self._is_given:
             self._issue()
-        self._newest = tls.server_context(*self._files, PROTOCOLS)
+        self._newest = self._load()
+        self.is_usable = True
         log.info("certificate.loaded", file=str(self._files[0]))
         audit = AuditLog(self._config.state_dir)
         audit.record("certificate.loaded", self._now().timestamp(), file=str(self._files[0]))
+
+    def has_ended(self) -> bool:
+        return self._now() >= self.ends_at
+
+    def _load(self) -> ssl.SSLContext:
+        context = tls.server_context(*self._files, PROTOCOLS)
+        self.ends_at = certificates.ends_at(self._files[0].read_bytes())
+        return context
 
     def _hand_over(
         self, handshake: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext

@@ -32,6 +32,8 @@ from asyncgrpo_agent.roles.proxy_api import (
     rollouts,
 )
 from asyncgrpo_agent.roles.proxy_assets import APP_POLICY, Assets, login_policy
+from asyncgrpo_agent.roles.proxy_health import ProxyHealth, ready_body
+from asyncgrpo_agent.roles.proxy_metrics import ProxyMetrics
 from asyncgrpo_agent.roles.proxy_run import ProxyRun, Runs
 from asyncgrpo_agent.roles.proxy_sessions import Sessions
 from asyncgrpo_agent.store.tokens import ALL_RUNS, TokenFacts
@@ -53,7 +55,7 @@ LIMITS: Final[Limits] = replace(
     control_frames=AUTHENTICATED.control_frames,
     idle_frames=AUTHENTICATED.idle_frames,
 )
-_GUARDED: Final = ("/api/", "/assets/")
+_GUARDED: Final = ("/api/", "/assets/", "/metrics")
 _JSON: Final = "application/json"
 _VOLATILE: Final = frozenset(
     ("since_s", "rtt_ms", "skew_s", "cost", "replica_hours", "oldest_wait_s", "held_s", "seq")
@@ -77,11 +79,15 @@ class Site:
     runs: Runs
     assets: Assets = field(default_factory=Assets)
     sessions: Sessions = field(init=False)
+    health: ProxyHealth = field(init=False)
+    metrics: ProxyMetrics = field(init=False)
     live_streams: int = 0
     _live: dict[str, Live] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.sessions = Sessions(self.admission.state_dir)
+        self.health = ProxyHealth(self.admission.state_dir, self.admission)
+        self.metrics = ProxyMetrics(self.runs, self.admission, self.health)
 
     def live(self, run: ProxyRun) -> Live:
         """At most SNAPSHOT_EVERY_S old."""
@@ -123,7 +129,8 @@ class Viewer:
             case "GET" | "HEAD", "/health":
                 await _answer(stream, 200, "text/plain; charset=utf-8", b"ok\n")
             case "GET" | "HEAD", "/ready":
-                await _say(stream, 200, {"ready": True, "reasons": []})
+                reasons = self.site.health.reasons()
+                await _say(stream, 503 if reasons else 200, ready_body(reasons))
             case "POST", "/login":
                 await self._log_in(stream)
             case "POST", "/logout":
@@ -207,6 +214,11 @@ class Viewer:
         self._admit(stream)
         if path == "/":
             await self._page(stream, "index.html")
+        elif path == "/metrics":
+            accept = (value_of(stream.request_headers, b"accept") or b"").decode("latin-1")
+            pages = self.site.live_streams
+            kind, text = self.site.metrics.expose(facts, live_pages=pages, accept=accept)
+            await _answer(stream, 200, kind, text)
         elif path.startswith("/assets/"):
             await self._asset(stream, path.removeprefix("/assets/"))
         else:

@@ -19,6 +19,7 @@ import trio
 from asyncgrpo_agent.core.replicas import Transition
 from asyncgrpo_agent.core.run_events import Event, EventLog, Kind, Severity
 from asyncgrpo_agent.core.story import StepRow, Story, Told
+from asyncgrpo_agent.core.sync_counts import SyncCounts
 from asyncgrpo_agent.core.sync_rows import ReplicaSync, SyncRow
 from asyncgrpo_agent.wire import messages as m
 
@@ -68,6 +69,7 @@ class RunStory:
     histories: dict[str, int] = field(default_factory=dict)  # of trainers: how far each is known
     samples: deque[m.SampledRollout] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
     watchers: set[Watcher] = field(default_factory=set)
+    sync_counts: SyncCounts = field(default_factory=SyncCounts)
     changes: int = 0  # of anything that is shown
     _is_replaying: bool = False
 
@@ -136,10 +138,14 @@ class RunStory:
         )
         self._tell_row(self.story.syncs.told(ack.adapter.name, outcome))
         if not ack.ok:
+            self.sync_counts.refusals += 1
             text = f"{replica} refused version {ack.adapter.version}: {ack.reason}"
             self.say("sync", "warning", "adapter.refused", text, replica=replica)
 
     def synced(self, report: m.SyncReport) -> None:
+        self.sync_counts.ended(
+            report.adapter.name, quorum_s=report.elapsed_s, timed_out=report.timed_out
+        )
         row = self.story.syncs.decided(
             report.adapter.name,
             quorum_s=report.elapsed_s,

@@ -64,6 +64,14 @@ def issue_server(
     return _pem(builder.sign(ca_key, hashes.SHA256())) + _pem(ca), _key_pem(key)
 
 
+def ends_at(chain_pem: bytes) -> datetime:
+    """When the first certificate of a chain ends. Raises ConfigError."""
+    try:
+        return x509.load_pem_x509_certificates(chain_pem)[0].not_valid_after_utc
+    except ValueError as error:
+        raise ConfigError(f"the certificate does not parse: {error}") from error
+
+
 def _builder(
     subject: x509.Name,
     issuer: x509.Name,

@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,17 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether a file can be made and written there now: the disk may be full, or read-only."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(64))
+            file.flush()
+    except OSError:
+        return False
+    return True
 
 
 def write(path: Path, data: bytes) -> None:
