@@ -279,6 +279,8 @@ def test_secrets_are_not_repeated_in_problems() -> None:
         ('[proxy]\npublic_addresses = ["a:0"]\n', "port 0 cannot be dialled"),
         ('[link]\nproxy = "::1:7843"\n', "link.proxy (agent.toml): expected HOST:PORT"),
         ('[trainer]\ngateway = "0.0.0.0:80"\n', "not a loopback address"),
+        ('[telemetry]\nlisten = "0.0.0.0:80"\n', "telemetry.allow_remote"),
+        ('[telemetry]\nlisten = "here"\n', "expected HOST:PORT"),
         ('[proxy]\ncertificate = "a.pem"\n', "proxy.certificate (agent.toml): useless without"),
         ('[proxy]\nkey = "a.pem"\n', "proxy.key (agent.toml): useless without proxy.certificate"),
         ('[train]\ndataset = "a.txt"\n', "of no kind that can be read"),

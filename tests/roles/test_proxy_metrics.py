@@ -6,6 +6,7 @@ import trio
 from trio.testing import MockClock
 
 from asyncgrpo_agent.core.run_metrics import REPLICA, TRL
+from asyncgrpo_agent.roles.exposition import expose
 from asyncgrpo_agent.store.tokens import ALL_RUNS, TokenFacts
 from fakes.scraped import ADAPTER, add_run, proxy_in, series_in, value
 
@@ -19,7 +20,8 @@ async def test_all_that_is_known_of_a_run_is_shown(
 ) -> None:
     proxy = proxy_in(tmp_path)
     await add_run(proxy, nursery)
-    _, text = proxy.site.metrics.expose(None, live_pages=2)
+    proxy.site.live_streams = 2
+    _, text = expose(proxy.site.metrics.source.samples())
     series = series_in(text)
     replica = {"run": "demo", "replica": "r1"}
     assert value(series, "asyncgrpo_run_step", run="demo") == 3
@@ -48,11 +50,11 @@ async def test_a_viewer_of_one_run_sees_nothing_of_others_nor_of_the_proxy(
     proxy = proxy_in(tmp_path)
     await add_run(proxy, nursery)
     await add_run(proxy, nursery, "secret")
-    series = series_in(proxy.site.metrics.expose(viewer("demo"), live_pages=0)[1])
+    series = series_in(proxy.site.metrics.expose(viewer("demo"))[1])
     assert value(series, "asyncgrpo_run_step", run="demo") == 3
     assert {dict(labels).get("run", "demo") for _, labels in series} == {"demo"}
     assert not [name for name, _ in series if name.startswith(("asyncgrpo_proxy", "process_"))]
-    wide = series_in(proxy.site.metrics.expose(viewer(ALL_RUNS), live_pages=0)[1])
+    wide = series_in(proxy.site.metrics.expose(viewer(ALL_RUNS))[1])
     assert value(wide, "asyncgrpo_run_step", run="secret") == 3
     assert value(wide, "asyncgrpo_proxy_runs") == 2
     assert value(wide, "process_cpu_seconds_total") > 0

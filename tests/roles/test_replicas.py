@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import socket
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncgrpo_agent.config.sections import Agent, Bucket, Config, Engine, Replica
+from asyncgrpo_agent.config.sections import Agent, Bucket, Config, Engine, Replica, Telemetry
 from asyncgrpo_agent.errors import ConfigError
 from asyncgrpo_agent.roles.registration import host_name
 from asyncgrpo_agent.roles.replicas import replicas_of, worst_of
@@ -45,6 +46,17 @@ def test_without_gpus_they_are_numbered_and_share_the_cores() -> None:
     configs = replicas_of(config_of(Replica(name="box", replicas=2)))
     assert list(map(host_name, configs)) == ["box-1", "box-2"]
     assert all(int(one.engine.env["OMP_NUM_THREADS"]) > 0 for one in configs)
+
+
+def test_each_has_a_port_of_its_own_for_the_hosts_monitoring() -> None:
+    config = config_of(Replica(replicas=2))
+    for listen, found in (
+        ("127.0.0.1:9464", ["127.0.0.1:9464", "127.0.0.1:9465"]),
+        ("[::1]:0", ["[::1]:0", "[::1]:0"]),
+        ("", ["", ""]),
+    ):
+        one = dataclasses.replace(config, telemetry=Telemetry(listen=listen))
+        assert [each.telemetry.listen for each in replicas_of(one)] == found
 
 
 def test_the_host_mounts_its_bucket_once() -> None:

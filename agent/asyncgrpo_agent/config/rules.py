@@ -159,6 +159,7 @@ def _addresses(config: Config) -> Iterator[Problem]:
     dialled = [("proxy.public_addresses", text) for text in config.proxy.public_addresses]
     dialled += [("link.proxy", config.link.proxy)] if config.link.proxy else []
     heard = [(path, str(config.value(path))) for path in ("proxy.listen", "trainer.gateway")]
+    heard += [("telemetry.listen", config.telemetry.listen)] if config.telemetry.listen else []
     for path, text in dialled + heard:
         if what := _address_fault(text):
             yield _at(config, path, what)
@@ -180,6 +181,16 @@ def _gateway_is_loopback(config: Config) -> Iterator[Problem]:
     if not _address_fault(gateway) and not _is_loopback(host_port(gateway)[0]):
         what = f"{gateway} is not a loopback address, and TRL sends no password"
         yield _at(config, "trainer.gateway", what, "Use 127.0.0.1:0")
+
+
+def _telemetry_is_loopback(config: Config) -> Iterator[Problem]:
+    listen = config.telemetry.listen
+    if not listen or _address_fault(listen) or config.telemetry.allow_remote:
+        return
+    if not _is_loopback(host_port(listen)[0]):
+        what = f"{listen} is not a loopback address, and nobody is asked for a token there"
+        fix = "Use 127.0.0.1, or set telemetry.allow_remote where only the monitoring reaches it"
+        yield _at(config, "telemetry.listen", what, fix)
 
 
 def _is_loopback(host: str) -> bool:
@@ -322,6 +333,7 @@ _RULES: Final[tuple[Callable[[Config], Iterator[Problem]], ...]] = (
     _bucket_hides_nothing,
     _addresses,
     _gateway_is_loopback,
+    _telemetry_is_loopback,
     _certificate_has_key,
     embedded_problems,
     upstream_problems,

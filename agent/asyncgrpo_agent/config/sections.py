@@ -43,6 +43,7 @@ from asyncgrpo_agent.config.serving import Engine as Engine
 from asyncgrpo_agent.config.serving import Local as Local
 from asyncgrpo_agent.config.serving import Model as Model
 from asyncgrpo_agent.config.serving import Replica as Replica
+from asyncgrpo_agent.config.telemetry import Telemetry as Telemetry
 from asyncgrpo_agent.config.training import Eval as Eval
 from asyncgrpo_agent.config.training import Train as Train
 from asyncgrpo_agent.config.training import Trainer as Trainer
@@ -209,14 +210,18 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
     "train": Train,
     "train.eval": Eval,
     "local": Local,
+    "telemetry": Telemetry,
 }
 _HOST = ("agent", "run", "link", "bucket", "model", "engine")
 _TRAINING = ("trainer", "train", "train.eval")
 SECTIONS_OF: Final[Mapping[Role, tuple[str, ...]]] = {
-    "proxy": ("agent", "proxy", "alerts"),
-    "replica": (*_HOST, "replica"),
-    "trainer": (*_HOST, *_TRAINING, "proxy", "alerts"),
-    "local": ("agent", "run", "bucket", "model", "engine", "replica", *_TRAINING, "local"),
+    "proxy": ("agent", "proxy", "alerts", "telemetry"),
+    "replica": (*_HOST, "replica", "telemetry"),
+    "trainer": (*_HOST, *_TRAINING, "proxy", "alerts", "telemetry"),
+    "local": (
+        *("agent", "run", "bucket", "model", "engine", "replica"),
+        *(*_TRAINING, "local", "telemetry"),
+    ),
 }
 REQUIRED: Final[Mapping[Role, tuple[str, ...]]] = {
     "proxy": (),
@@ -244,6 +249,7 @@ class Config:
     trainer: Trainer = field(default_factory=Trainer)
     train: Train = field(default_factory=Train)
     local: Local = field(default_factory=Local)
+    telemetry: Telemetry = field(default_factory=Telemetry)
     join_line: str = field(default="", repr=False)
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 

@@ -15,7 +15,6 @@ It must not decide anything about the fleet or the bucket: that is the backend's
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import Any, Final, Protocol, TypeVar
@@ -28,6 +27,7 @@ from asyncgrpo_agent.core.contract import LOGPROBS_MODE
 from asyncgrpo_agent.errors import AgentError, StoreError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net import http1, rollouts
+from asyncgrpo_agent.net.foreign_requests import foreign_fault
 from asyncgrpo_agent.net.http1 import Request, Response
 from asyncgrpo_agent.net.rollouts import TRAINER_AGENT, CompletedRollout
 from asyncgrpo_agent.wire import messages
@@ -36,7 +36,6 @@ EVENT_PATH: Final = "/.agrpo/event"
 MAX_BODY_BYTES: Final = 16 << 20
 # Retired and late versions load on demand beside TRL's own; TRL checks against what is left.
 _RESERVED_LORAS: Final = 2
-_LOOPBACK: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.IGNORECASE)
 
 T = TypeVar("T")
 log = Log(__name__)
@@ -118,8 +117,8 @@ class Gateway:
         await http1.serve(listeners, self.handle, hop=TRAINER_AGENT, task_status=task_status)
 
     async def handle(self, request: Request) -> Response:
-        if refusal := _refuse_foreign(request):
-            return refusal
+        if fault := foreign_fault(request):
+            return _error(403, fault, "ForbiddenError")
         route = self._routes.get((request.method, request.path))
         if route is None:
             return _error(404, f"no route {request.method} {request.path}", "NotFoundError")
@@ -263,15 +262,6 @@ class Gateway:
     def _engine(self) -> messages.EngineFacts | None:
         fleet = self._backend.fleet()
         return None if fleet is None else fleet.engine
-
-
-def _refuse_foreign(request: Request) -> Response | None:
-    """Web pages can make a browser on this host send requests here; none may act on the run."""
-    if "origin" in request.headers:
-        return _error(403, "requests of web pages are refused", "ForbiddenError")
-    if not _LOOPBACK.fullmatch(request.headers.get("host", "")):
-        return _error(403, "the Host header must name the loopback", "ForbiddenError")
-    return None
 
 
 def _model_row(

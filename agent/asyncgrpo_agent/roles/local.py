@@ -185,6 +185,8 @@ class LocalFleet:
             "bucket": {"path": str(self.bucket)},
             "trainer": {"min_replicas": self.config.local.replicas},
         }
+        if role != "proxy":  # which tells of the whole fleet
+            defaults["telemetry"] = {"listen": ""}
         if role in self._joins:
             defaults["link"] = {"join": str(self._joins[role])}
         return write_config(self.config, state, defaults, overrides)

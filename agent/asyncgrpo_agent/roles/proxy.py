@@ -44,6 +44,7 @@ from asyncgrpo_agent.roles.proxy_site import Site, Viewer
 from asyncgrpo_agent.roles.proxy_snapshot import measured
 from asyncgrpo_agent.roles.proxy_upstream import take_seats
 from asyncgrpo_agent.roles.proxy_usage import UsageBook
+from asyncgrpo_agent.roles.telemetry import served
 from asyncgrpo_agent.sdnotify import Notifier
 from asyncgrpo_agent.store import identity
 from asyncgrpo_agent.store.host_bindings import HostBindings
@@ -65,7 +66,8 @@ def run(config: Config) -> int:
 async def _main(config: Config) -> int:
     notifier.watch_loop()
     proxy = Proxy(config)
-    async with trio.open_nursery() as nursery:
+    telemetry = served(config.telemetry, proxy.site.metrics.source)
+    async with telemetry, trio.open_nursery() as nursery:
         address = await nursery.start(proxy.serve)
         notifier.ready()
         log.info("proxy.listening", address=address, version=__version__)

@@ -19,11 +19,6 @@ from asyncgrpo_agent.store import private_files
 LOOK_EVERY_S: Final = 10.0
 
 
-def ready_body(reasons: list[str]) -> dict[str, object]:
-    """What `/ready` answers in JSON, with 200 or 503."""
-    return {"ready": not reasons, "reasons": reasons}
-
-
 @dataclass(slots=True)
 class ProxyHealth:
     """Of one proxy."""

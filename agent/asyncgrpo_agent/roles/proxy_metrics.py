@@ -6,7 +6,7 @@ runs, so it is for those who may see all: viewers of all runs, and this host.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,6 +20,7 @@ from asyncgrpo_agent.roles import exposition, proxy_snapshot
 from asyncgrpo_agent.roles.proxy_admission import Admission
 from asyncgrpo_agent.roles.proxy_health import ProxyHealth
 from asyncgrpo_agent.roles.proxy_run import ProxyRun, Runs
+from asyncgrpo_agent.roles.telemetry import Source
 from asyncgrpo_agent.store.tokens import ALL_RUNS, TokenFacts
 
 NEWEST_STEPS: Final = 8  # TRL does not log every metric at every step
@@ -48,26 +49,34 @@ class ProxyMetrics:
     admission: Admission
     health: ProxyHealth
 
-    def expose(
-        self, viewer: TokenFacts | None, *, live_pages: int, accept: str = ""
-    ) -> tuple[str, bytes]:
-        """Content type and text. `viewer` is None for this host itself."""
-        sees_all = viewer is None or viewer.run == ALL_RUNS
-        seen = [run for name, run in self.runs.items() if viewer is None or viewer.shows(name)]
-        samples = [exposition.build_sample("proxy")]
-        for run in seen:
-            samples += run_samples(facts_of(run))
-        if sees_all:
-            samples += self._own(live_pages)
-        return exposition.expose(samples, accept=accept, with_process=sees_all)
+    live_pages: Callable[[], int]
 
-    def _own(self, live_pages: int) -> Iterator[Sample]:
+    @property
+    def source(self) -> Source:
+        """For this host itself, which may see all."""
+        return Source(samples=self.samples, reasons=self.health.reasons)
+
+    def expose(self, viewer: TokenFacts, accept: str = "") -> tuple[str, bytes]:
+        """Content type and text."""
+        samples = self.samples(viewer)
+        return exposition.expose(samples, accept=accept, with_process=viewer.run == ALL_RUNS)
+
+    def samples(self, viewer: TokenFacts | None = None) -> Iterator[Sample]:
+        """What a viewer may see, or all."""
+        yield exposition.build_sample("proxy")
+        for name, run in self.runs.items():
+            if viewer is None or viewer.shows(name):
+                yield from run_samples(facts_of(run))
+        if viewer is None or viewer.run == ALL_RUNS:
+            yield from self._own()
+
+    def _own(self) -> Iterator[Sample]:
         yield from one(READY, (), not self.health.reasons())
         yield from one(RUNS, (), len(self.runs))
         links = self.admission.links_by_role()
         for role in ROLES:
             yield from one(LINKS, (role,), links[role])
-        yield from one(PAGES, (), live_pages)
+        yield from one(PAGES, (), self.live_pages())
         refusals = self.admission.refusals
         for event in dict.fromkeys((*REFUSALS_OF, *refusals)):
             yield from one(REFUSALS, (event,), refusals[event])

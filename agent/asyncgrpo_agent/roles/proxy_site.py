@@ -32,10 +32,11 @@ from asyncgrpo_agent.roles.proxy_api import (
     rollouts,
 )
 from asyncgrpo_agent.roles.proxy_assets import APP_POLICY, Assets, login_policy
-from asyncgrpo_agent.roles.proxy_health import ProxyHealth, ready_body
+from asyncgrpo_agent.roles.proxy_health import ProxyHealth
 from asyncgrpo_agent.roles.proxy_metrics import ProxyMetrics
 from asyncgrpo_agent.roles.proxy_run import ProxyRun, Runs
 from asyncgrpo_agent.roles.proxy_sessions import Sessions
+from asyncgrpo_agent.roles.telemetry import ready_body
 from asyncgrpo_agent.store.tokens import ALL_RUNS, TokenFacts
 from asyncgrpo_agent.wire.deadlines import VIEWERS
 from asyncgrpo_agent.wire.headers import Headers, bearer_of, method_of, path_of, value_of
@@ -87,7 +88,9 @@ class Site:
     def __post_init__(self) -> None:
         self.sessions = Sessions(self.admission.state_dir)
         self.health = ProxyHealth(self.admission.state_dir, self.admission)
-        self.metrics = ProxyMetrics(self.runs, self.admission, self.health)
+        self.metrics = ProxyMetrics(
+            self.runs, self.admission, self.health, live_pages=lambda: self.live_streams
+        )
 
     def live(self, run: ProxyRun) -> Live:
         """At most SNAPSHOT_EVERY_S old."""
@@ -216,8 +219,7 @@ class Viewer:
             await self._page(stream, "index.html")
         elif path == "/metrics":
             accept = (value_of(stream.request_headers, b"accept") or b"").decode("latin-1")
-            pages = self.site.live_streams
-            kind, text = self.site.metrics.expose(facts, live_pages=pages, accept=accept)
+            kind, text = self.site.metrics.expose(facts, accept)
             await _answer(stream, 200, kind, text)
         elif path.startswith("/assets/"):
             await self._asset(stream, path.removeprefix("/assets/"))

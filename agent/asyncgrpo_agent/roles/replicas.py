@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 import trio
 
-from asyncgrpo_agent.config.sections import Bucket, Config
+from asyncgrpo_agent.config.sections import Bucket, Config, Telemetry, host_port
 from asyncgrpo_agent.core.gpu_groups import gpu_groups
 from asyncgrpo_agent.errors import EXIT_CONFIG, ConfigError
 from asyncgrpo_agent.logs import Log
@@ -88,6 +88,7 @@ def _member(config: Config, number: int, gpus: str, groups: list[str]) -> Config
         agent=agent,
         engine=msgspec.structs.replace(config.engine, env=env),
         bucket=_shared(config),
+        telemetry=_telemetry(config, number),
     )
 
 
@@ -101,6 +102,15 @@ def _shared(config: Config) -> Bucket:
     if bucket.source == "link":
         return msgspec.structs.replace(bucket, path="")
     return Bucket(path=bucket.path) if bucket.url else bucket
+
+
+def _telemetry(config: Config, number: int) -> Telemetry:
+    """Each on a port of its own, the first on the one that is configured."""
+    listen = config.telemetry.listen
+    if not listen or (port := host_port(listen)[1]) == 0:
+        return config.telemetry
+    address = f"{listen.rpartition(':')[0]}:{port + number - 1}"
+    return msgspec.structs.replace(config.telemetry, listen=address)
 
 
 async def _main(config: Config, configs: list[Config]) -> int:
