@@ -11,11 +11,14 @@ from trio.testing import MockClock
 from asyncgrpo_agent.config.sections import Agent, Bucket, Config, Model, Replica
 from asyncgrpo_agent.core.join import Join
 from asyncgrpo_agent.net.control import FROM_DIALLER, ControlChannel
+from asyncgrpo_agent.roles.exposition import expose
 from asyncgrpo_agent.roles.replica import ReplicaAgent, _spec
+from asyncgrpo_agent.roles.replica_metrics import source_of
 from asyncgrpo_agent.wire import messages as m
 from asyncgrpo_agent.wire.headers import CONTROL_REQUEST
 from fakes.bucket import PUBLIC_KEY
 from fakes.links import refuse, unstarted_pair
+from fakes.scraped import series_in, value
 
 ACCEPTED = m.Accepted("r1", "", 5.0, 7.0, [], [])
 Control = ControlChannel[m.FromAcceptor, m.FromDialler]
@@ -83,3 +86,19 @@ async def test_told_to_finish_it_stops(
     await control.send(m.Finish("drained by command"))
     await agent.stopping.wait()
     assert (agent.stop_reason, agent.signalled) == ("drained by command", False)
+
+
+async def test_it_tells_the_hosts_monitoring_of_its_link_and_its_engine(
+    agent: ReplicaAgent, nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    source, labels = source_of(agent), {"run": "demo", "replica": "r1"}
+    assert source.reasons() == ["the engine is not ready", "there is no link to the proxy"]
+    control, _ = await registered(agent, nursery)
+    await control.receive()  # what it tells of its engine, after it was accepted
+    assert source.reasons() == ["the engine is not ready"]
+    series = series_in(expose(source.samples())[1])
+    assert value(series, "asyncgrpo_link_up", **labels) == 1
+    assert value(series, "asyncgrpo_link_registrations_total", **labels) == 1
+    assert value(series, "asyncgrpo_engine_ready", **labels) == 0
+    agent.stop("told to")
+    assert source.reasons()[-1] == "it is draining"

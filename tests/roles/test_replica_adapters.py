@@ -133,6 +133,10 @@ async def test_adapters_are_for_this_model_or_for_what_it_was_made_of(
         name = await here.publish(0, announced=True)
         if quantization:
             await here.loaded(name)
+            counts = here.loader.counts
+            assert counts.load_s.buckets[-1] == ("+Inf", 1.0)
+            assert (counts.staged_bytes, counts.failures) == (name.total_bytes, {})
+            assert here.loader.bucket.worker_starts == 1
         else:
             with trio.fail_after(10):
                 while not here.loader.commits.arrivals.refused:  # noqa: ASYNC110

@@ -95,6 +95,7 @@ class BucketHost:
         self._worker: BucketWorker | None = None
         self._abandoned: list[Abandoned] = []
         self._nursery: trio.Nursery | None = None
+        self.worker_starts = 0
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[BucketHost]:
@@ -294,6 +295,7 @@ class BucketHost:
             self._check_hung()
             assert self._nursery is not None, "calls are made while it is running"
             worker = await bucket_worker.start(self._changed, self._silence_s)
+            self.worker_starts += 1
             self._nursery.start_soon(worker.run)
             self._worker = worker
             await self._open(worker)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,12 +20,7 @@ import trio
 from asyncgrpo_agent import __version__
 from asyncgrpo_agent.config.sections import Config
 from asyncgrpo_agent.core.join import Join
-from asyncgrpo_agent.errors import (
-    EngineError,
-    LinkError,
-    PeerProtocolError,
-    RegistrationRefusedError,
-)
+from asyncgrpo_agent.errors import LinkError, PeerProtocolError, RegistrationRefusedError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.control import FROM_ACCEPTOR, ROLLOUT, ControlChannel, read_envelope
 from asyncgrpo_agent.net.link import Link, LinkStream
@@ -46,9 +40,12 @@ from asyncgrpo_agent.roles.registration import (
 from asyncgrpo_agent.roles.replica_adapters import Loader
 from asyncgrpo_agent.roles.replica_effect import EffectWatch
 from asyncgrpo_agent.roles.replica_engine import EngineHost
+from asyncgrpo_agent.roles.replica_engine_watch import EngineWatch
 from asyncgrpo_agent.roles.replica_exit import call_on_exit, until_idle
+from asyncgrpo_agent.roles.replica_metrics import source_of
 from asyncgrpo_agent.roles.replica_mirror import ReplicaMirror
 from asyncgrpo_agent.roles.replica_rollouts import answer_rollout
+from asyncgrpo_agent.roles.telemetry import served
 from asyncgrpo_agent.sdnotify import Notifier
 from asyncgrpo_agent.store.host_keys import ensure_host_key
 from asyncgrpo_agent.store.mirror import Mirror
@@ -62,7 +59,6 @@ from asyncgrpo_agent.wire.limits import AUTHENTICATED
 log = Log(__name__)
 notifier = Notifier.from_environment(os.environ)
 
-PROGRESS_EVERY_S: Final = 2.0
 MAX_REQUEST_BYTES: Final = 16 << 20
 
 Channel = ControlChannel[m.FromDialler, m.FromAcceptor]
@@ -112,7 +108,8 @@ async def _run_agent(config: Config, join: Join, digest: str) -> bool:
     """Whether a signal had a part in its end."""
     with socket_dir() as folder:
         agent = ReplicaAgent(config, join, _spec(config, folder / "vllm.sock"), digest)
-        async with trio.open_nursery() as nursery:
+        telemetry = served(config.telemetry, source_of(agent))
+        async with telemetry, trio.open_nursery() as nursery:
             nursery.start_soon(_stop_on_signal, agent)
             nursery.start_soon(agent.run)
             await agent.stopping.wait()
@@ -145,6 +142,7 @@ class ReplicaAgent:
     stop_reason: str = ""
     in_flight: int = 0
     rollouts: int = 0  # that have come so far
+    registrations: int = 0  # so far
     _link: Link | None = None
     _control: Channel | None = None
     _idle: trio.Event = field(default_factory=trio.Event)
@@ -159,6 +157,7 @@ class ReplicaAgent:
         self.effect = EffectWatch(
             self.engine.client, self.config.model_name, lambda: self.loader.loaded
         )
+        self.watch = EngineWatch(self.engine, self.loader, self.effect, self.tell)
         self.mirror = self._mirror() if self.config.bucket.source == "link" else None
 
     def _mirror(self) -> ReplicaMirror:
@@ -172,7 +171,7 @@ class ReplicaAgent:
             nursery.start_soon(self.engine.run)
             nursery.start_soon(self._stay_registered)
             nursery.start_soon(self.loader.run)
-            nursery.start_soon(self._report_progress)
+            nursery.start_soon(self.watch.run)
             nursery.start_soon(self._report_engine)
             nursery.start_soon(self.effect.run)
             nursery.start_soon(self._stop_when_idle)
@@ -268,6 +267,7 @@ class ReplicaAgent:
             log.warning("replica.renamed", name=answer.name, wanted=host_name(self.config))
         self.loader.accept(answer.attempt, answer.live)
         self._link, self._control = link, control
+        self.registrations += 1
         try:
             if self.stopping.is_set():  # its link broke while it drained
                 await control.send(m.Draining(self.stop_reason))
@@ -279,6 +279,14 @@ class ReplicaAgent:
         finally:
             self._link = self._control = None
             self.loader.unlinked()
+
+    @property
+    def is_linked(self) -> bool:
+        return self._control is not None
+
+    @property
+    def rtt_s(self) -> float | None:
+        return None if self._link is None else self._link.rtt_s
 
     def _hello(self) -> m.Hello:
         return m.Hello(
@@ -336,36 +344,6 @@ class ReplicaAgent:
         if facts is not None and self._control is not None:
             notifier.ready()  # only now does it take rollouts
         await self.tell(m.EngineDown(self.engine.reason) if facts is None else m.EngineUp(facts))
-
-    async def _report_progress(self) -> None:
-        """vLLM's own counters, which tell a long rollout from a hung engine."""
-        paused_s, last = 0.0, trio.current_time()
-        while True:
-            await trio.sleep(PROGRESS_EVERY_S)
-            if self.engine.facts is None:
-                last = trio.current_time()
-                continue
-            try:
-                counters = await self.engine.client.counters()
-                is_paused = await self.engine.client.is_paused()
-            except EngineError as error:
-                log.warning("engine.silent", reason=str(error))
-                continue
-            now = trio.current_time()
-            paused_s, last = paused_s + (now - last if is_paused else 0.0), now
-            await self.tell(
-                m.Progress(
-                    running=counters.running,
-                    waiting=counters.waiting,
-                    generated_tokens=counters.generated_tokens,
-                    kv_used=counters.kv_used,
-                    paused_s=paused_s,
-                    awaited=self.loader.standing(),
-                    unix_s=time.time(),  # noqa: TID251 - a role reads the clock
-                    effect=self.effect.effect,
-                    effect_version=self.effect.version,
-                )
-            )
 
     # --- rollouts -------------------------------------------------------------------------
 

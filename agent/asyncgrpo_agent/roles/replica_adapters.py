@@ -23,6 +23,7 @@ from asyncgrpo_agent.core import adapters as decide
 from asyncgrpo_agent.core.adapters import AdapterId, Listed
 from asyncgrpo_agent.core.arrivals import RETRY_S, Arrivals
 from asyncgrpo_agent.core.join import Join
+from asyncgrpo_agent.core.replica_metrics import LoadCounts
 from asyncgrpo_agent.errors import (
     AdapterDamagedError,
     AdapterPrunedError,
@@ -61,6 +62,7 @@ class Loader:
     linked: bool = False  # the proxy announces what is new
     loaded: list[str] = field(default_factory=list)
     in_use: Counter[str] = field(default_factory=Counter)
+    counts: LoadCounts = field(default_factory=LoadCounts)
     in_round: trio.Lock = field(default_factory=trio.Lock)  # held while it works by a listing
     _wake: trio.Event = field(default_factory=trio.Event)
     _arrivals: Arrivals = field(default_factory=Arrivals)
@@ -183,6 +185,7 @@ class Loader:
                     await self._round()
                 self._went("")
             except (StoreError, EngineError, OSError) as error:
+                self.counts.failed("OSError" if isinstance(error, OSError) else error)
                 self._went(str(error))
                 await trio.sleep(RETRY_S)
                 self.wake()
@@ -198,6 +201,11 @@ class Loader:
         elif self._trouble and not trouble:
             log.info("adapters.round_succeeded", before=self._trouble)
         self._trouble = trouble
+
+    @property
+    def staged(self) -> int:
+        """Adapters on disk."""
+        return len(self._on_disk)
 
     def standing(self) -> dict[str, str]:
         """How far those have come that were asked for and are not loaded."""
@@ -315,6 +323,7 @@ class Loader:
             self._asked.discard(adapter.name)
             return
         except StoreError as error:
+            self.counts.failed(error)
             if self._may_heal(adapter, error):
                 await self._put_off(adapter, str(error))
             else:
@@ -322,6 +331,7 @@ class Loader:
                 await self._ack(adapter, ok=False, reason=str(error), phases_s={})
             return
         self._staged[adapter.digest] = staged
+        self.counts.staged_bytes += staged.total_bytes
         self._on_disk.add(adapter.digest)
         self._arrivals.reach("staged", adapter.name, trio.current_time())
 
@@ -343,12 +353,14 @@ class Loader:
             await self.engine.client.load_adapter(adapter.name, str(staged.path))
         except EngineError as error:
             if error.status != ALREADY_LOADED:
+                self.counts.failed(error)
                 await self._put_off(adapter, str(error))
                 return
             said = str(error)
         now = trio.current_time()
         roots = {row.id: row.root for row in await self.engine.client.models()}
         if roots.get(adapter.name) != str(staged.path):
+            self.counts.failed("NotListed")
             listed = f"vLLM lists {roots.get(adapter.name)!r} for it, not the staged folder"
             await self._put_off(adapter, f"{said}; {listed}" if said else listed)
             return
@@ -365,6 +377,7 @@ class Loader:
         await self._look_at_engine()
         if adapter.name not in self.loaded:  # vLLM has been restarted meanwhile
             return
+        self.counts.load_s.observe(phases_s["total"])
         phases_s["acked"] = trio.current_time() - noticed
         await self._ack(adapter, ok=True, reason="", phases_s=phases_s)
 
