@@ -50,7 +50,7 @@ async def _main(config: Config) -> int:
         address = await nursery.start(proxy.serve)
         log.info("proxy.listening", address=address, version=__version__)
         try:
-            code = await trainer.train(_joined(config, address))
+            code = await trainer.train(_joined(config, address), proxy.site.metrics.source)
         finally:
             with trio.move_on_after(LEAVE_S, shield=True):
                 await proxy.leave()

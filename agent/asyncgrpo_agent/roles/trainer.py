@@ -23,6 +23,7 @@ from asyncgrpo_agent.core.adapters import parse_attempt
 from asyncgrpo_agent.core.join import Join
 from asyncgrpo_agent.core.restarts import Failure
 from asyncgrpo_agent.core.slots import DEFAULT_MAX_STALENESS, UNKNOWN_STALENESS
+from asyncgrpo_agent.core.trainer_metrics import TrainerCounts
 from asyncgrpo_agent.errors import AgentError, ConfigError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.gateway import Gateway
@@ -39,6 +40,7 @@ from asyncgrpo_agent.roles.registration import (
     new_instance,
     stay_registered,
 )
+from asyncgrpo_agent.roles.telemetry import Source, served
 from asyncgrpo_agent.roles.trainer_adapters import Adapters
 from asyncgrpo_agent.roles.trainer_checkpoints import Checkpoints
 from asyncgrpo_agent.roles.trainer_facts import FactsTeller
@@ -46,6 +48,7 @@ from asyncgrpo_agent.roles.trainer_fleet import FleetView
 from asyncgrpo_agent.roles.trainer_job import history_file, job_log, run_job, write_job
 from asyncgrpo_agent.roles.trainer_link import TrainerLink
 from asyncgrpo_agent.roles.trainer_lives import LifeFailedError, Lives, failure_of_trl
+from asyncgrpo_agent.roles.trainer_metrics import TrainerView
 from asyncgrpo_agent.roles.trainer_result import RunResult
 from asyncgrpo_agent.roles.trainer_resume import Resumed, Resumption, settings_of
 from asyncgrpo_agent.roles.trainer_retention import Retention
@@ -70,8 +73,8 @@ def run(config: Config) -> int:
     return trio.run(train, config)
 
 
-async def train(config: Config) -> int:
-    """The same within a loop that runs already."""
+async def train(config: Config, *others: Source) -> int:
+    """The same within a loop that runs already; `others` are told of beside it."""
     notifier.watch_loop()
     join = load_join(config, "trainer")
     if join.run_private_key is None:
@@ -83,10 +86,12 @@ async def train(config: Config) -> int:
         )
     digest = await trio.to_thread.run_sync(model_digest, Path(config.model.path))
     host = BucketHost(config.bucket.path, join.run, config.agent)
-    async with bucket_mounted(config), host.running() as bucket:
+    view = TrainerView(join.run)
+    telemetry = served(config.telemetry, view.source, *others)
+    async with telemetry, bucket_mounted(config), host.running() as bucket:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_end_on_notice, config)
-            code = await _run_lives(config, join, digest, bucket)
+            code = await _run_lives(config, join, digest, bucket, view)
             nursery.cancel_scope.cancel()
         return code
 
@@ -98,31 +103,28 @@ async def _end_on_notice(config: Config) -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
-async def _run_lives(config: Config, join: Join, digest: str, bucket: BucketHost) -> int:
+async def _run_lives(
+    config: Config, join: Join, digest: str, bucket: BucketHost, view: TrainerView
+) -> int:
     with History(history_file(config.state_dir, join.run)) as history:
 
         def tell(reason: str, delay_s: float) -> None:
+            view.counts.restarts += 1
             add_to(history, "restarting", reason=reason, in_s=delay_s)
 
         lives = Lives(config.trainer.restarts, SystemRandom(), tell)
 
         async def live() -> int:
-            return await _run_agent(config, join, digest, bucket, history, lives.goes_on_after)
+            agent = TrainerAgent(config, join, digest, history, bucket, lives.goes_on_after)
+            with view.showing(agent):
+                return await _run_agent(agent)
 
         return await lives.run(live)
 
 
-async def _run_agent(
-    config: Config,
-    join: Join,
-    digest: str,
-    bucket: BucketHost,
-    history: History,
-    goes_on_after: Callable[[Failure], bool],
-) -> int:
+async def _run_agent(agent: TrainerAgent) -> int:
     """One life. Raises LifeFailedError if TRL ended it."""
-    attempts = await bucket.list_attempts()
-    agent = TrainerAgent(config, join, digest, history, bucket, goes_on_after)
+    attempts = await agent.bucket.list_attempts()
     agent.link.attempt_seen = attempts[-1].number if attempts else 0
     try:
         with trio.CancelScope() as scope:
@@ -172,6 +174,7 @@ class TrainerAgent:
     is_training: bool = False
     training: trio.CancelScope = field(default_factory=trio.CancelScope)
     """Of TRL alone: the gateway and the link outlive it."""
+    counts: TrainerCounts = field(default_factory=TrainerCounts)
 
     def __post_init__(self) -> None:
         instance = new_instance()
@@ -242,6 +245,7 @@ class TrainerAgent:
 
     def record(self, kind: str, **fields: object) -> None:
         add_to(self.history, kind, **fields)
+        self.counts.add(kind, fields, time.time())  # noqa: TID251 - a role reads the clock
         self.facts.wake()
 
     def failure(self) -> Failure:
@@ -456,6 +460,7 @@ class TrainerAgent:
         finally:
             self.adapters.finish(rollout.model)
         self.rollouts += 1
+        self.counts.answer(ok=answer.status == 200)
         self.samples.answered(rollout, answer, trio.current_time() - began)
         if answer.status != 200:
             self.rollouts_failed += 1

@@ -74,6 +74,7 @@ class Adapters:
     on_written: Callable[[PublishedAdapter, Path], None] = lambda written, folder: None
     known: dict[str, m.Published] = field(default_factory=dict)  # TRL name -> publication
     live: list[str] = field(default_factory=list)  # physical names, newest last
+    is_put_off: bool = False  # the bucket takes nothing now
     _in_flight: Counter[str] = field(default_factory=Counter)
     _named_at: dict[str, float] = field(default_factory=dict)  # physical names
     _retiring: set[str] = field(default_factory=set)
@@ -189,8 +190,10 @@ class Adapters:
                 await trio.sleep(delay_s)
         finally:
             self._unwritten -= 1
+            self.is_put_off = False
 
     def _tell_unpublished(self, trl_name: str, reason: str, delay_s: float) -> None:
+        self.is_put_off = True
         hung = self.bucket.hung()
         notifier.status(f"bucket: {hung or reason}")
         held = {"hung": hung} if hung else {}
@@ -200,6 +203,11 @@ class Adapters:
     def is_unwritten(self) -> bool:
         """Whether TRL waits for the bucket."""
         return self._unwritten > 0
+
+    @property
+    def in_flight(self) -> int:
+        """Rollouts that TRL waits for."""
+        return self._in_flight.total()
 
     async def _report(self, waiting: Waiting, left_s: float) -> m.SyncReport | None:
         limit_s = min(self.config.trainer.sync_timeout_s + REPORT_MARGIN_S, max(0.0, left_s))

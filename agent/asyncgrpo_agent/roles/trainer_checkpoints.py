@@ -66,6 +66,11 @@ class Checkpoints:
     _running: trio.CancelScope = field(default_factory=trio.CancelScope)
 
     @property
+    def newest_seen(self) -> tuple[int, float] | None:
+        """Step and first sight (trio clock) of the newest one on this host."""
+        return None if self._seen is None else (self._seen.step, self._seen_at)
+
+    @property
     def folder(self) -> Path:
         return self.config.output_dir / self.join.run
 

@@ -77,6 +77,14 @@ class TrainerLink:
     _control: Channel | None = None
     _up: trio.Event = field(default_factory=trio.Event)
 
+    @property
+    def is_up(self) -> bool:
+        return self._link is not None
+
+    @property
+    def rtt_s(self) -> float | None:
+        return None if self._link is None else self._link.rtt_s
+
     # --- one connection -------------------------------------------------------------------
 
     async def serve(self, link: Link) -> None:
