@@ -1,6 +1,7 @@
 """Secrets are planted in a fleet at work, and then searched for in everything that it shows."""
 
 import stat
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,14 +71,27 @@ def environment(entry: Path) -> str:
         return ""
 
 
+def scraped(address: str) -> str:
+    """What an agent shows to the monitoring of its host."""
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
 def test_no_output_of_a_fleet_shows_a_secret(site: Site) -> None:
     folder = site.folder
-    site.proxy()
+    addresses = [fleet.free_address() for _ in range(3)]
+    listen = [f"--set=telemetry.listen={address}" for address in addresses]
+    site.proxy(listen[0])
     line = (folder / "replica.join").read_text().strip()
-    replica = site.replica("r1", env={"ASYNCGRPO_JOIN": line})
-    trainer = site.trainer(20, "--set=train.fake_rollouts=16", "--log-level=debug")
+    replica = site.replica("r1", listen[1], env={"ASYNCGRPO_JOIN": line})
+    trainer = site.trainer(20, listen[2], "--set=train.fake_rollouts=16", "--log-level=debug")
     trainer.wait_for(r"adapter.published adapter=\S+\.v000003")
     secrets = secrets_of(folder)
+    for address, name in zip(addresses, ("run_step", "engine_ready", "trainer_step"), strict=True):
+        text = scraped(address)
+        assert f"asyncgrpo_{name}{{" in text
+        assert_none_in(text, secrets, f"/metrics with {name}")
     engines = 0
     for entry, words in processes(folder):
         assert_none_in(words, secrets, words)
