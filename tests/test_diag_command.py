@@ -38,6 +38,8 @@ def test_of_a_proxy_that_runs_and_of_one_that_stands_still(tmp_path: Path) -> No
         ]
         assert "asyncgrpo_agent.roles.proxy._main" in dump
         assert "proxy.listening" in dump
+        assert "asyncgrpo_build_info" in dump.partition("=== metrics")[2]
+        assert "=== runs" in dump
         assert "listen = " in found["config.toml"]
         assert json.loads(found["doctor.json"])
         assert "proxy/tokens.json" in found["state.txt"]

@@ -18,7 +18,7 @@ from typing import Final
 
 import trio
 
-from asyncgrpo_agent import __version__
+from asyncgrpo_agent import __version__, dumps
 from asyncgrpo_agent.config.sections import Config, host_port
 from asyncgrpo_agent.core import replicas
 from asyncgrpo_agent.core.adapters import format_attempt, parse_attempt
@@ -30,7 +30,7 @@ from asyncgrpo_agent.net.accept import serve_links
 from asyncgrpo_agent.net.carrier import Carrier
 from asyncgrpo_agent.net.control import FROM_DIALLER, ControlChannel
 from asyncgrpo_agent.net.link import Link, LinkStream
-from asyncgrpo_agent.roles import proxy_engines
+from asyncgrpo_agent.roles import proxy_engines, proxy_snapshot
 from asyncgrpo_agent.roles.proxy_adapters import Lending, Reader, is_asked_for
 from asyncgrpo_agent.roles.proxy_admission import Admission, refuse
 from asyncgrpo_agent.roles.proxy_alerts import AlertDesk
@@ -41,7 +41,6 @@ from asyncgrpo_agent.roles.proxy_replica import ReplicaDoor
 from asyncgrpo_agent.roles.proxy_rollouts import serve_rollout
 from asyncgrpo_agent.roles.proxy_run import ProxyChannel, ProxyRun, Runs, TrainerSeat
 from asyncgrpo_agent.roles.proxy_site import Site, Viewer
-from asyncgrpo_agent.roles.proxy_snapshot import measured
 from asyncgrpo_agent.roles.proxy_upstream import take_seats
 from asyncgrpo_agent.roles.proxy_usage import UsageBook
 from asyncgrpo_agent.roles.telemetry import served
@@ -111,22 +110,27 @@ class Proxy:
         certificate = self.site.health.certificate = ServerCertificate(self.config)
         seats = take_seats(self.config, self.runs, dict(os.environ))
         task_status.started(f"{host}:{bound}")
-        async with trio.open_nursery() as nursery:
-            for seat in seats:
-                nursery.start_soon(seat.serve)
-            nursery.start_soon(self._watch_progress)
-            nursery.start_soon(self.admission.watch)
-            nursery.start_soon(AlertDesk(self.config.alerts, self.runs).serve)
-            nursery.start_soon(DrainDesk(self.config.state_dir, self.runs).serve)
-            nursery.start_soon(self.replica_door.names.keep)
-            nursery.start_soon(self.usage.keep, self.runs)
-            nursery.start_soon(certificate.keep)
-            await serve_links(
-                self._listeners,
-                certificate.context,
-                self._serve_link,
-                on_refusal=self.admission.record_refusal,
-            )
+
+        def shown() -> str:
+            return proxy_snapshot.text(self.runs.values())
+
+        with dumps.section("runs", shown):
+            async with trio.open_nursery() as nursery:
+                for seat in seats:
+                    nursery.start_soon(seat.serve)
+                nursery.start_soon(self._watch_progress)
+                nursery.start_soon(self.admission.watch)
+                nursery.start_soon(AlertDesk(self.config.alerts, self.runs).serve)
+                nursery.start_soon(DrainDesk(self.config.state_dir, self.runs).serve)
+                nursery.start_soon(self.replica_door.names.keep)
+                nursery.start_soon(self.usage.keep, self.runs)
+                nursery.start_soon(certificate.keep)
+                await serve_links(
+                    self._listeners,
+                    certificate.context,
+                    self._serve_link,
+                    on_refusal=self.admission.record_refusal,
+                )
 
     async def leave(self) -> None:
         """Say goodbye on every link, so that nobody takes the end for a loss.
@@ -272,7 +276,7 @@ class Proxy:
             case m.Retired():
                 await run_.retire(message)
             case m.Facts():
-                run_.story.take(message, measured(run_, trio.current_time()))
+                run_.story.take(message, proxy_snapshot.measured(run_, trio.current_time()))
             case m.Sampled(rollout=rollout):
                 run_.story.sampled(rollout)
             case m.RunEnded(ok=ok, reason=reason):

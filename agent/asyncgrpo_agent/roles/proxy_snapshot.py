@@ -6,10 +6,11 @@ None stands for what is not known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
+import trio
 
 from asyncgrpo_agent import __version__
 from asyncgrpo_agent.core import trl_metrics
@@ -203,3 +204,10 @@ def snapshot(run: ProxyRun, now: float) -> dict[str, Any]:
         "syncs": msgspec.to_builtins(story.syncs.find(limit=NEWEST_SYNCS)),
         "events": msgspec.to_builtins(story.events.find(limit=NEWEST_EVENTS)),
     }
+
+
+def text(runs: Iterable[ProxyRun]) -> str:
+    """All runs as JSON, for a dump of the proxy."""
+    now = trio.current_time()
+    shown = [snapshot(run, now) for run in runs]
+    return msgspec.json.format(msgspec.json.encode(shown), indent=1).decode()

@@ -17,6 +17,7 @@ from typing import Final
 
 import trio
 
+from asyncgrpo_agent import dumps
 from asyncgrpo_agent.config.sections import Telemetry, host_port
 from asyncgrpo_agent.core.metric_model import Sample
 from asyncgrpo_agent.errors import ConfigError
@@ -52,13 +53,20 @@ async def served(telemetry: Telemetry, *sources: Source) -> AsyncIterator[None]:
 
     Raises ConfigError when the address cannot be had.
     """
-    if not telemetry.listen:
-        yield
-        return
-    listeners = await _listen(telemetry.listen)
+    server = Server(telemetry, sources)
+    with dumps.section("metrics", server.text):
+        if telemetry.listen:
+            async with _listening(telemetry.listen, server):
+                yield
+        else:
+            yield
+
+
+@asynccontextmanager
+async def _listening(wanted: str, server: Server) -> AsyncIterator[None]:
+    listeners = await _listen(wanted)
     address = listeners[0].socket.getsockname()
     log.info("telemetry.listening", host=address[0], port=address[1])
-    server = Server(telemetry, sources)
     failure: BaseException | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(server.run, listeners)
@@ -110,6 +118,12 @@ class Server:
                 return http1.json_response(503 if reasons else 200, ready_body(reasons))
             case _:
                 return Response(status=200, content_type="text/plain; charset=utf-8", body=b"ok\n")
+
+    def text(self) -> str:
+        """All of it, for a dump of the agent."""
+        reasons = [reason for source in self.sources for reason in source.reasons()]
+        body = self._metrics("").body.decode()
+        return "\n".join([f"not ready: {reason}" for reason in reasons] + [body])
 
     def _metrics(self, accept: str) -> Response:
         samples = chain.from_iterable(source.samples() for source in self.sources)
