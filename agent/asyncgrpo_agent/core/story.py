@@ -162,8 +162,10 @@ class Story:
             return []
         return [self.replica_moved(record["name"], record["state"], record["reason"], at)]
 
-    def replica_moved(self, name: str, state: str, reason: str, at: float) -> Event:
-        """A replica's state changed."""
+    def replica_moved(
+        self, name: str, state: str, reason: str, at: float, *, is_last: bool = False
+    ) -> Event:
+        """A replica's state changed. `is_last`: it was lost, and no other is ready."""
         before, since = self._states.pop(name, ("", at))
         if state != "GONE":
             self._states[name] = (state, at)
@@ -171,6 +173,8 @@ class Story:
         severity: Severity = "warning" if state in LOST_STATES and not gentle else "info"
         spent_s = at - since if before else None
         text = f"{name} is {state}: {reason}"
+        if is_last:
+            severity, text = "error", f"{text}; no replica is ready now"
         return self._say(
             *("replica", severity, "replica.state", text, at),
             replica=name,

@@ -108,7 +108,9 @@ class ProxyRun:
         if transition is None:
             return
         lost = transition.after is State.GONE and transition.before is not State.DRAINING
-        level = log.warning if lost or transition.after is State.SUSPECT else log.info
+        is_lost = lost or transition.after is State.SUSPECT
+        is_last = is_lost and not any(r.state is State.READY for r in self.fleet)
+        level = log.error if is_last else log.warning if is_lost else log.info
         level(
             "replica.state",
             run=self.name,
@@ -116,8 +118,9 @@ class ProxyRun:
             before=transition.before.value,
             after=transition.after.value,
             reason=transition.reason,
+            **({"ready": 0} if is_last else {}),
         )
-        self.story.moved(transition)
+        self.story.moved(transition, is_last=is_last)
         link = self.links.get(transition.replica)
         if transition.after is State.SUSPECT and link is not None and link.replica.hangs:
             link.give_up_on_answers()

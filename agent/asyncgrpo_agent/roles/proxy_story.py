@@ -112,10 +112,12 @@ class RunStory:
 
     # --- what the proxy sees --------------------------------------------------------------
 
-    def moved(self, transition: Transition) -> None:
+    def moved(self, transition: Transition, *, is_last: bool = False) -> None:
         now = self.unix_time_s()
         after, reason = transition.after.value, transition.reason
-        self._tell(self.story.replica_moved(transition.replica, after, reason, now))
+        self._tell(
+            self.story.replica_moved(transition.replica, after, reason, now, is_last=is_last)
+        )
 
     def published(self, message: m.Published) -> None:
         seconds = sum(message.phases_s.values())
