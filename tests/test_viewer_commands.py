@@ -184,12 +184,13 @@ async def test_logs_follow_what_comes_also_over_a_proxy_that_starts_again(
     async def hears(proxy: Proxy, life: str) -> None:
         story = proxy.runs.open("demo").story
         story.say("run", "info", "x.y", f"before {life}")
-        with trio.fail_after(PATIENCE_S):
+        with trio.move_on_after(PATIENCE_S):
             while not story.watchers:  # noqa: ASYNC110 - it tells nobody
                 await trio.sleep(0.01)
             story.say("run", "info", "x.y", f"after {life}")
             while f"after {life}" not in said.read_text():  # noqa: ASYNC110
                 await trio.sleep(0.01)
+        assert f"after {life}" in said.read_text()
 
     async with child.started("logs", words, env=environ, log_file=said, grace_s=5.0):
         await hears(served.proxy, "one")
