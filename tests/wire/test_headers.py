@@ -10,6 +10,7 @@ from asyncgrpo_agent.wire.headers import (
     OK_RESPONSE,
     ROLLOUT_REQUEST,
     Headers,
+    bearer_of,
     check_request,
     check_response,
     method_of,
@@ -30,6 +31,13 @@ def test_the_constant_lists_are_what_they_say() -> None:
     check_request(ROLLOUT_REQUEST)
     check_response(OK_RESPONSE)
     check_response(NOT_FOUND_RESPONSE)
+
+
+def test_a_bearer_is_a_token_or_the_join_line_that_it_is_in() -> None:
+    for shown in ("t" * 43, "agrpo1." + "x" * 950):
+        assert bearer_of(((b"authorization", b"Bearer " + shown.encode()),)) == shown
+    for shown in ("short", "t" * 200, "agrpo2." + "x" * 950, "agrpo1." + "x" * 9000, "a b" * 9):
+        assert bearer_of(((b"authorization", b"Bearer " + shown.encode()),)) == ""
 
 
 def test_what_is_missing_reads_as_nothing() -> None:

@@ -15,7 +15,7 @@ from asyncgrpo_agent.wire.messages import ADAPTER_PATH, CONTROL_PATH, ROLLOUT_PA
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
-_BEARER: Final = re.compile(rb"[Bb]earer ([A-Za-z0-9_-]{16,128})")
+_BEARER: Final = re.compile(rb"[Bb]earer ([A-Za-z0-9_-]{16,128}|agrpo1\.[A-Za-z0-9_-]{16,8192})")
 _AUTHORITY: Final = b"agrpo"  # the peer is known from its connection; HTTP only wants a name here
 
 
@@ -40,7 +40,7 @@ def get_request(path: str, token: str) -> Headers:
 
 
 def bearer_of(headers: Headers) -> str:
-    """The token of a request, "" if it carries none that could be one of ours."""
+    """The token of a request, or the join line that it is in; "" if it cannot be one of ours."""
     match = _BEARER.fullmatch(value_of(headers, b"authorization") or b"")
     return "" if match is None else match[1].decode("ascii")
 
