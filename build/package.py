@@ -67,7 +67,7 @@ def assemble(tree: Path, options: argparse.Namespace, epoch_s: int) -> None:
     shutil.copytree(options.agent, tree / "agent", symlinks=True)
     if options.engine != "none":
         shutil.copytree(options.engine_folder, tree / "engine", symlinks=True, copy_function=linked)
-    for folder in ("systemd", "examples"):
+    for folder in ("systemd", "examples", "prometheus", "grafana"):
         shutil.copytree(ROOT / "packaging" / folder, tree / folder)
     (tree / "demo").mkdir()
     for name in DEMO:

@@ -2,36 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from asyncgrpo_agent.core.replica_metrics import (
-    EngineFacts,
-    LoadCounts,
-    ReplicaFacts,
-    replica_samples,
-)
+from asyncgrpo_agent.core.replica_metrics import LoadCounts, replica_samples
 from asyncgrpo_agent.errors import AdapterDamagedError
-
-FACTS = ReplicaFacts(
-    run="demo",
-    name="r1",
-    is_ready=True,
-    starts=1,
-    engine=EngineFacts(running=2, waiting=1, generated_tokens=900, kv_used=0.25),
-    paused_s=0.0,
-    is_linked=True,
-    rtt_s=0.01,
-    registrations=2,
-    is_draining=False,
-    in_flight=3,
-    rollouts=40,
-    attempt=1,
-    staged=4,
-    loaded=2,
-    refused=0,
-    newest_version=7,
-    counts=LoadCounts(),
-    worker_starts=1,
-    hung_calls=0,
-)
+from fakes.scraped import REPLICA as FACTS
 
 
 def test_all_that_is_known_is_told_and_the_rest_left_out() -> None:

@@ -1,4 +1,4 @@
-"""A proxy with a run of which everything is known, and what is read out of a scrape."""
+"""Agents of which everything is known, and what is read out of a scrape of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from asyncgrpo_agent.config.sections import Agent, Config
 from asyncgrpo_agent.core import trl_metrics
+from asyncgrpo_agent.core.metric_model import Sample
+from asyncgrpo_agent.core.replica_metrics import (
+    EngineFacts,
+    LoadCounts,
+    ReplicaFacts,
+    replica_samples,
+)
 from asyncgrpo_agent.core.replicas import engine_up
-from asyncgrpo_agent.core.run_metrics import TRL
+from asyncgrpo_agent.core.run_metrics import ALERTS, TRL
+from asyncgrpo_agent.core.trainer_metrics import TrainerCounts, TrainerFacts, trainer_samples
+from asyncgrpo_agent.roles import exposition
 from asyncgrpo_agent.roles.proxy import Proxy
 from asyncgrpo_agent.roles.proxy_certificate import ServerCertificate
 from asyncgrpo_agent.roles.proxy_run import ReplicaLink
@@ -18,6 +27,28 @@ from asyncgrpo_agent.wire import messages as m
 from fakes.links import linked_pair
 
 ADAPTER = m.Adapter("demo.a0001-abcd.v000003.0123456789ab", "a0001-abcd", 3, "0123456789ab" * 5)
+REPLICA = ReplicaFacts(
+    run="demo",
+    name="r1",
+    is_ready=True,
+    starts=1,
+    engine=EngineFacts(running=2, waiting=1, generated_tokens=900, kv_used=0.25),
+    paused_s=0.0,
+    is_linked=True,
+    rtt_s=0.01,
+    registrations=2,
+    is_draining=False,
+    in_flight=3,
+    rollouts=40,
+    attempt=1,
+    staged=4,
+    loaded=2,
+    refused=0,
+    newest_version=7,
+    counts=LoadCounts(),
+    worker_starts=1,
+    hung_calls=0,
+)
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
@@ -74,6 +105,26 @@ async def add_run(proxy: Proxy, nursery: trio.Nursery, name: str = "demo") -> No
             elapsed_s=0.7,
         )
     )
+
+
+async def every_scrape(state_dir: Path, nursery: trio.Nursery) -> dict[str, bytes]:
+    """What each role shows when there is something of everything."""
+    proxy = proxy_in(state_dir)
+    await add_run(proxy, nursery)
+    alert = Sample(ALERTS, ("demo", "ratio", "warning"), 1.0)
+    counts = TrainerCounts(max_steps=50, phase="training", last_sync_s=1.0)
+    counts.newest = {key: float(number) for number, key in enumerate(TRL)}
+    counts.add("checkpoint", {"step": 10, "seconds": 1.5}, 1e9)
+    trainer = TrainerFacts(step=12, attempt=1, rtt_s=0.01, saved_step=10, saved_at_unix_s=1e9)
+    samples = {
+        "proxy": [*proxy.site.metrics.source.samples(), alert],
+        "replica": [exposition.build_sample("replica"), *replica_samples(REPLICA)],
+        "trainer": [
+            exposition.build_sample("trainer"),
+            *trainer_samples("demo", counts, trainer),
+        ],
+    }
+    return {role: exposition.expose(found)[1] for role, found in samples.items()}
 
 
 def series_in(text: bytes) -> Series:
