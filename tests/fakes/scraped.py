@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from asyncgrpo_agent.config.sections import Agent, Config
 from asyncgrpo_agent.core import trl_metrics
-from asyncgrpo_agent.core.metric_model import Sample
+from asyncgrpo_agent.core.alerts import Finding
 from asyncgrpo_agent.core.replica_metrics import (
     EngineFacts,
     LoadCounts,
@@ -17,7 +17,7 @@ from asyncgrpo_agent.core.replica_metrics import (
     replica_samples,
 )
 from asyncgrpo_agent.core.replicas import engine_up
-from asyncgrpo_agent.core.run_metrics import ALERTS, TRL
+from asyncgrpo_agent.core.run_metrics import TRL
 from asyncgrpo_agent.core.trainer_metrics import TrainerCounts, TrainerFacts, trainer_samples
 from asyncgrpo_agent.roles import exposition
 from asyncgrpo_agent.roles.proxy import Proxy
@@ -87,6 +87,8 @@ async def add_run(proxy: Proxy, nursery: trio.Nursery, name: str = "demo") -> No
     replica.loaded = frozenset([ADAPTER.name])
     announce = m.Announce(ADAPTER, "commit", [ADAPTER.name])
     run.known[ADAPTER.name] = announce
+    skewed = Finding(kind="clock-skew", severity="warning", sentence="", fix="", subject="r1")
+    run.alerts.update([skewed], now_s=now, now_unix_s=1e9)
     run.routed["least loaded"] = 9
     run.retries.requests = 9
     run.story.published(
@@ -111,13 +113,12 @@ async def every_scrape(state_dir: Path, nursery: trio.Nursery) -> dict[str, byte
     """What each role shows when there is something of everything."""
     proxy = proxy_in(state_dir)
     await add_run(proxy, nursery)
-    alert = Sample(ALERTS, ("demo", "ratio", "warning"), 1.0)
     counts = TrainerCounts(max_steps=50, phase="training", last_sync_s=1.0)
     counts.newest = {key: float(number) for number, key in enumerate(TRL)}
     counts.add("checkpoint", {"step": 10, "seconds": 1.5}, 1e9)
     trainer = TrainerFacts(step=12, attempt=1, rtt_s=0.01, saved_step=10, saved_at_unix_s=1e9)
     samples = {
-        "proxy": [*proxy.site.metrics.source.samples(), alert],
+        "proxy": list(proxy.site.metrics.source.samples()),
         "replica": [exposition.build_sample("replica"), *replica_samples(REPLICA)],
         "trainer": [
             exposition.build_sample("trainer"),

@@ -36,6 +36,8 @@ async def test_all_that_is_known_of_a_run_is_shown(
     assert value(series, "asyncgrpo_syncs_total", run="demo", outcome="reached") == 1
     assert value(series, "asyncgrpo_sync_quorum_seconds_sum", run="demo") == 0.7
     assert value(series, "asyncgrpo_sync_last_bytes", run="demo") == 4096
+    skewed = {"kind": "clock-skew", "severity": "warning"}
+    assert value(series, "asyncgrpo_run_alerts", run="demo", **skewed) == 1
     assert value(series, "asyncgrpo_proxy_ready") == 1
     assert value(series, "asyncgrpo_proxy_live_pages") == 2
     assert value(series, "asyncgrpo_proxy_certificate_end_timestamp_seconds") > 1.7e9
