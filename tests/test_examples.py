@@ -1,9 +1,14 @@
-"""README: its commands work or have flags that exist, and its example configuration is one."""
+"""README: its commands work or have flags that exist, and its example configuration is one.
+
+The packaged recipes pass `check` on a host that has what they name.
+"""
 
 import json
 import os
 import re
 import shlex
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,7 +21,15 @@ from asyncgrpo_agent.roles.trainer_job import history_file
 from asyncgrpo_agent.store.history import History
 from fakes.bucket import PUBLIC_KEY, FakeTrainer
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+EXAMPLES = ROOT / "packaging" / "examples"
+RECIPES = (
+    ("recipe-trainer", "trainer"),
+    ("recipe-replica", "replica"),
+    ("single-gpu", "local"),
+    ("cpu-demo", "local"),
+)
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
 COMMANDS = [
     line
@@ -147,3 +160,65 @@ def test_the_smallest_trainer_configuration_is_one(tmp_path: Path) -> None:
     )
     assert config.trainer.min_replicas == 2
     assert config.train.passthrough == {"max_steps": 500, "num_generations": 8}
+
+
+# --- recipes ---------------------------------------------------------------------------------
+
+
+def on_a_host(folder: Path, name: str) -> Path:
+    """A copy of the example `name`, and all that it names, below `folder`."""
+    text = (EXAMPLES / f"{name}.toml").read_text()
+    text = re.sub(r'"(?=/(srv|mnt|etc|var)/)', f'"{folder}', text)
+    file = folder / "etc" / "examples" / f"{name}.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    found = tomllib.loads(text)
+    model = file.parent / found["model"]["path"]
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    train = found.get("train", {})
+    files = [
+        train.get("dataset"),
+        train.get("eval", {}).get("dataset"),
+        found.get("link", {}).get("join"),
+    ]
+    for path in (file.parent / one for one in files if one):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("line\n")
+        path.chmod(0o600)
+    if "bucket" in found:
+        Path(found["bucket"]["path"]).mkdir(parents=True)
+    return file
+
+
+@pytest.mark.parametrize(("name", "role"), RECIPES)
+def test_a_packaged_recipe_passes_the_check(
+    name: str, role: str, bare_host: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = on_a_host(bare_host, name)
+    words = ["check", f"--role={role}", f"--config={file}", f"--engine-python={sys.executable}"]
+    assert cli.main(words) == 0, capsys.readouterr().err
+
+
+def test_the_published_recipe_is_complete() -> None:
+    trainer, replica = (
+        tomllib.loads((EXAMPLES / f"recipe-{role}.toml").read_text())
+        for role in ("trainer", "replica")
+    )
+    train = trainer["train"]
+    assert trainer["model"] == replica["model"]
+    assert trainer["model"]["path"].endswith("/Qwen2.5-Math-1.5B")
+    assert (train["lora"]["r"], train["lora"]["lora_alpha"]) == (1, 2)
+    assert (train["learning_rate"], train["num_generations"]) == (4e-5, 8)
+    assert train["per_device_train_batch_size"] * train["gradient_accumulation_steps"] == 128
+    assert (train["max_completion_length"], train["token_budget"]) == (3000, 16384)
+    assert train["max_staleness"] == 4
+    assert replica["engine"]["max_loras"] == train["max_staleness"] + 4
+    assert replica["engine"]["max_lora_rank"] >= train["lora"]["r"]
+
+
+def test_the_packaged_demo_is_the_demo() -> None:
+    """But for where its files are from there."""
+    text = (EXAMPLES / "cpu-demo.toml").read_text()
+    text = text.replace('"../demo"', '"."').replace('"../demo/', '"')
+    assert tomllib.loads(text) == tomllib.loads((ROOT / "scripts/demo_task/demo.toml").read_text())

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from asyncgrpo_engine import checks, trl_names  # noqa: E402
 from asyncgrpo_engine.checks import check, make_lora  # noqa: E402
 from asyncgrpo_engine.job import Eval, Job  # noqa: E402
 
-DEMO = Path(__file__).parents[2] / "scripts" / "demo_task"
+ROOT = Path(__file__).parents[2]
+DEMO = ROOT / "scripts" / "demo_task"
+EXAMPLES = sorted((ROOT / "packaging" / "examples").glob("*.toml"))
+OF_THE_AGENT = {"dataset", "rewards", "python_path", "lora", "eval"}  # all else is TRL's
 
 
 @pytest.fixture
@@ -75,6 +79,21 @@ def test_every_problem_is_found_at_once(job: Job, tmp_path: Path) -> None:
         "train.output_dir",
         "train.lora.lora_alpa",
     ]
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_a_packaged_example_is_one_for_trl_and_peft(job: Job, file: Path) -> None:
+    """Every field exists, has a value that is taken, and ends up in what TRL is given."""
+    train = tomllib.loads(file.read_text()).get("train", {})
+    lora = train.get("lora", job.lora)
+    grpo = {name: value for name, value in train.items() if name not in OF_THE_AGENT}
+    found = check(dataclasses.replace(job, grpo=grpo, lora=lora), trl_names.config_class_alone())
+    assert found.problems == []
+    assert {name: getattr(found.args, name) for name in grpo} == grpo
+    assert (found.peft_config.r, found.peft_config.target_modules) == (
+        lora["r"],
+        lora["target_modules"],
+    )
 
 
 def test_a_value_that_trl_refuses(job: Job) -> None:
