@@ -411,9 +411,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_known_args(argv)[0]
 
 
-async def _main(argv: list[str]) -> None:
+async def main(argv: list[str], kind: type[FakeVllm] = FakeVllm) -> None:
     flags = _parse(argv)
-    fake = FakeVllm(
+    fake = kind(
         model=flags.served_model_name or flags.model,
         max_model_len=flags.max_model_len,
         max_loras=flags.max_loras,
@@ -440,4 +440,4 @@ async def _serve_after(delay_s: float, fake: FakeVllm, socket_path: str) -> None
 
 
 if __name__ == "__main__":
-    trio.run(_main, sys.argv[1:])
+    trio.run(main, sys.argv[1:])
