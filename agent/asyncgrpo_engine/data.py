@@ -1,6 +1,7 @@
 """The rows that training starts from: a local file, or a dataset of a model hub.
 
-Every row has a conversational `prompt`; its other columns are the rewards' arguments.
+Every row has a conversational `prompt`; its other columns are the rewards' arguments. A CSV file,
+whose cells are texts, has what the user says there, or a conversation as JSON.
 """
 
 from __future__ import annotations
@@ -40,14 +41,30 @@ def _from_file(source: Source, cache_dir: Path) -> tuple[Any, list[Problem]]:
 
     datasets.disable_progress_bars()
     try:
-        return datasets.load_dataset(
+        found = datasets.load_dataset(
             reader, data_files=source.path, split="train", cache_dir=str(cache_dir)
-        ), []
+        )
+        if reader == "csv" and "prompt" in found.column_names:
+            found = found.map(_with_conversation)
+        return found, []
     except Exception as error:  # Arrow, pandas and datasets raise their own types
         cause = error.__cause__ or error
         if "corresponds to no data" in str(cause):  # a file with a header alone
             return None, [Problem(what="no rows", where=source.where, fix="add prompts")]
         return None, [from_exception(cause, where=source.where, fix="correct the file")]
+
+
+def _with_conversation(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of a CSV file with its prompt as messages; an empty cell stays empty."""
+    text = row["prompt"]
+    if text is None:
+        return {"prompt": None}
+    try:
+        prompt = json.loads(text)
+    except (TypeError, ValueError):  # a number, or no JSON
+        prompt = None
+    is_one = _is_conversation(prompt)
+    return {"prompt": prompt if is_one else [{"role": "user", "content": str(text)}]}
 
 
 def _from_hub(source: Source) -> tuple[Any, list[Problem]]:
@@ -67,19 +84,25 @@ def _prompt_problems(dataset: Any, where: str) -> Iterator[Problem]:
         yield Problem(what="no column 'prompt'", where=where, fix=f"rename one of: {names}")
     elif len(dataset) == 0:
         yield Problem(what="no rows", where=where, fix="add prompts")
-    elif not _is_conversation(dataset[0]["prompt"]):
-        yield Problem(
-            what="'prompt' is no list of messages",
-            where=where,
-            fix='write it as [{"role": "user", "content": "..."}]',
-        )
+    else:
+        for number, prompt in enumerate(dataset["prompt"]):
+            if not _is_conversation(prompt):
+                yield Problem(
+                    what=f"'prompt' of row {number} is no list of messages",
+                    where=where,
+                    fix='write it as [{"role": "user", "content": "..."}]',
+                )
+                return
 
 
 def _is_conversation(prompt: Any) -> bool:
     return (
         isinstance(prompt, list)
         and bool(prompt)
-        and all(isinstance(message, Mapping) and "role" in message for message in prompt)
+        and all(
+            isinstance(message, Mapping) and isinstance(message.get("role"), str)
+            for message in prompt
+        )
     )
 
 
@@ -109,13 +132,18 @@ def length_problems(
         what = f"{context.answer_tokens} tokens are more than the model's context allows"
         fix = f"stay well below vLLM's max_model_len {context.model_tokens}"
         return [Problem(what=what, where="train.max_completion_length", fix=fix)]
-    overhead = tokens_of(dataset[0]["prompt"])  # of the template, and more
-    too_long = []
-    for number, prompt in enumerate(dataset["prompt"]):
-        if len(json.dumps(prompt, ensure_ascii=False).encode()) + overhead > context.prompt_tokens:
-            tokens = tokens_of(prompt)
-            if tokens > context.prompt_tokens:
-                too_long.append((number, tokens))
+    too_long, number = [], 0
+    try:
+        overhead = tokens_of(dataset[0]["prompt"])  # of the template, and more
+        for number, prompt in enumerate(dataset["prompt"]):
+            size_bytes = len(json.dumps(prompt, ensure_ascii=False).encode())
+            if size_bytes + overhead > context.prompt_tokens:
+                tokens = tokens_of(prompt)
+                if tokens > context.prompt_tokens:
+                    too_long.append((number, tokens))
+    except Exception as error:  # chat templates raise what they like
+        fix = "correct its messages, or the model's chat template"
+        return [from_exception(error, where=f"{where}, row {number}", fix=fix)]
     return [_too_long(too_long, where, context)] if too_long else []
 
 

@@ -35,13 +35,13 @@ def load(name: str, where: str) -> Named | Problem:
         return Problem(what="not a name", where=where, fix="write module:function")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # the user's module may raise anything
+    except (Exception, SystemExit) as error:  # the user's module may raise anything, or be a script
         fix = "name its folder in train.python_path, and install what it imports"
         return from_exception(error, where=where, fix=fix)
     found = getattr(module, attribute, None)
     if not callable(found):
         return Problem(
-            what=f"{module.__file__} has no function {attribute!r}",
+            what=f"{_place(module)} has no function {attribute!r}",
             where=where,
             fix=_offer(module),
         )
@@ -51,6 +51,11 @@ def load(name: str, where: str) -> Named | Problem:
         return from_exception(error, where=where, fix="define it with def at module level")
     named: Named = found
     return named
+
+
+def _place(module: Any) -> str:
+    """Its file; what is built in, or a folder without __init__.py, has none."""
+    return getattr(module, "__file__", None) or f"module {module.__name__}"
 
 
 def _offer(module: Any) -> str:

@@ -40,6 +40,19 @@ def test_rows_of_files(tmp_path: Path) -> None:
     assert (problems, again[0]) == ([], ROW)
 
 
+def test_cells_of_a_csv_file_are_what_the_user_says(tmp_path: Path) -> None:
+    says = json.dumps(ROW["prompt"]).replace('"', '""')
+    rows, problems = load(tmp_path, "a.csv", f'prompt,answer\n1+1,2\n"[1, 2]",3\n"{says}",4\n')
+    assert problems == []
+    assert [row["prompt"] for row in rows] == [
+        ROW["prompt"],
+        [{"role": "user", "content": "[1, 2]"}],
+        ROW["prompt"],
+    ]
+    numbers, problems = load(tmp_path, "b.csv", "prompt\n7\n")
+    assert (numbers[0]["prompt"][0]["content"], problems) == ("7", [])
+
+
 @pytest.mark.parametrize(
     ("name", "text", "what"),
     [
@@ -47,7 +60,10 @@ def test_rows_of_files(tmp_path: Path) -> None:
         ("a.jsonl", "", "the file is empty"),
         ("a.csv", "prompt,answer\n", "no rows"),
         ("a.csv", "question,answer\n1+1,2\n", "no column 'prompt'"),
-        ("a.jsonl", '{"prompt": "1+1"}', "'prompt' is no list of messages"),
+        ("a.jsonl", '{"prompt": "1+1"}', "'prompt' of row 0 is no list of messages"),
+        ("a.jsonl", f"{json.dumps(ROW)}\n{{}}", "'prompt' of row 1 is no list of messages"),
+        ("a.jsonl", '{"prompt": []}', "'prompt' of row 0 is no list of messages"),
+        ("a.csv", "prompt,answer\n1+1,2\n,3\n", "'prompt' of row 1 is no list of messages"),
         ("a.txt", "1+1", "unknown kind of file"),
     ],
 )
@@ -179,6 +195,22 @@ def test_prompts_that_leave_no_room_for_an_answer() -> None:
         "prompts of more than 60 tokens: row 1 with 61, row 2 with 82, row 3 with 83 and 1 more"
     )
     assert problem.where == "train.dataset 'd'"
+
+
+def test_a_prompt_that_the_chat_template_refuses() -> None:
+    def tokens(prompt: list[dict[str, str]]) -> int:
+        if "bad" in prompt[0]["content"]:
+            raise ValueError("roles must alternate")
+        return words(prompt)
+
+    import datasets
+
+    prompts = [[{"role": "user", "content": text * 99}] for text in ("a ", "bad ")]
+    found = datasets.Dataset.from_dict({"prompt": prompts})
+    context = Context(model_tokens=200, answer_tokens=10)
+    (problem,) = length_problems(found, "train.dataset 'd'", context, tokens)
+    assert problem.where == "train.dataset 'd', row 1"
+    assert "roles must alternate" in problem.what
 
 
 def test_answers_that_leave_no_room_for_a_prompt() -> None:

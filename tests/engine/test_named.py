@@ -26,9 +26,11 @@ local = lambda **columns: [0]
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some_code.py").write_text(SOURCE)
     (tmp_path / "broken_code.py").write_text("1 / 0")
+    (tmp_path / "a_script.py").write_text("import sys; sys.exit(0)")
+    (tmp_path / "a_folder").mkdir()
     monkeypatch.setattr(sys, "path", [*sys.path])
     named.extend_path([str(tmp_path)])
-    for name in ("some_code", "broken_code"):
+    for name in ("some_code", "broken_code", "a_script", "a_folder"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
@@ -45,6 +47,9 @@ def test_a_function() -> None:
         (":one", "not a name", "write module:function"),
         ("no_such_module:one", "ModuleNotFoundError", "train.python_path"),
         ("broken_code:one", "ZeroDivisionError", "train.python_path"),
+        ("a_script:one", "SystemExit: 0", "train.python_path"),
+        ("a_folder:one", "module a_folder has no function 'one'", "define it there"),
+        ("sys:one", "module sys has no function 'one'", "define it there"),
         ("some_code:two", "has no function 'two'", "it has local, one"),
         ("some_code:nothing", "has no function 'nothing'", "it has local, one"),
         ("some_code:stuck", "stays here", "module level"),
