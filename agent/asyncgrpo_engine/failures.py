@@ -8,6 +8,7 @@ type and first line, and the log has the rest.
 from __future__ import annotations
 
 import errno
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -28,8 +29,10 @@ _DISKS: Final = {
     errno.EROFS: ("the disk is read-only", "set train.output_dir to a folder that can be written"),
     errno.EACCES: ("the folder may not be written", "give the agent's user write permission"),
 }
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _OS_ERROR: Final = re.compile(r"\(os error (\d+)\)")
 _TORCH_WRITER: Final = "inline_container.cc"
+_NO_ROOM: Final = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 _OUT_OF_MEMORY: Final = (
     "lower train.token_budget (or train.per_device_train_batch_size), keep "
     'train.gradient_checkpointing = true, or set train.dtype = "bfloat16"'
@@ -57,15 +60,17 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _out_of_memory(error: BaseException) -> Problem | None:
-    if type(error).__name__ != "OutOfMemoryError":  # torch's, whose text differs by device
+    """torch's own type, whose text differs by device, or what CUDA says by itself."""
+    text = str(error)
+    if type(error).__name__ != "OutOfMemoryError" and not any(word in text for word in _NO_ROOM):
         return None
-    first = str(error).partition("\n")[0]
+    first = text.partition("\n")[0]
     return Problem(what=f"the GPU is out of memory: {first}", where="train", fix=_OUT_OF_MEMORY)
 
 
 def _disk(error: BaseException, job: Job) -> Problem | None:
     number = error.errno if isinstance(error, OSError) else None
-    path = str(getattr(error, "filename", None) or job.output_dir)
+    path = _path_of(error) or job.output_dir
     if number is None and (named := _OS_ERROR.search(str(error))):  # safetensors, in Rust's words
         number = int(named[1])
     if number is None and _TORCH_WRITER in str(error) and _is_full(job.output_dir):
@@ -73,7 +78,16 @@ def _disk(error: BaseException, job: Job) -> Problem | None:
     if number not in _DISKS:
         return None
     what, fix = _DISKS[number]
-    return Problem(what=what, where=f"train.output_dir {path}", fix=fix)
+    if Path(path).is_relative_to(job.output_dir):
+        return Problem(what=what, where=f"train.output_dir {path}", fix=fix)
+    if number in _FULL:  # a cache, or /tmp
+        return Problem(what=what, where=path, fix="free some space there")
+    return None  # the error names what could not be read
+
+
+def _path_of(error: BaseException) -> str:
+    name = getattr(error, "filename", None)
+    return os.fsdecode(name) if isinstance(name, str | bytes | os.PathLike) else ""
 
 
 def _is_full(folder: str) -> bool:

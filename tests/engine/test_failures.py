@@ -55,6 +55,26 @@ def test_a_gpu_out_of_memory() -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: out of memory\nCUDA kernel errors might be reported later",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_a_gpu_out_of_memory_in_the_words_of_cuda(text: str) -> None:
+    problem = explain(RuntimeError(text), job())
+    assert problem.what == f"the GPU is out of memory: {text.splitlines()[0]}"
+
+
+def test_what_is_wrong_elsewhere_is_not_laid_on_the_output_folder() -> None:
+    for name in ("/models/base/config.json", b"/models/base/config.json"):
+        problem = explain(PermissionError(errno.EACCES, os.strerror(errno.EACCES), name), job())
+        assert (problem.where, "/models/base/config.json" in problem.what) == ("training", True)
+    problem = explain(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/tmp/x"), job())
+    assert (problem.what, problem.where) == ("the disk is full", "/tmp/x")
+
+
+@pytest.mark.parametrize(
     ("number", "what"),
     [
         (errno.ENOSPC, "the disk is full"),
