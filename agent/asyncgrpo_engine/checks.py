@@ -17,11 +17,15 @@ from asyncgrpo_engine import data, named, origin, rewards, tools, trl_names
 from asyncgrpo_engine.job import Job
 from asyncgrpo_engine.problems import Problem, from_exception, unknown_names
 
+_HEADER_BYTES: Final = 100_000_000  # safetensors' own limit
 _ATTENTION_LAYERS: Final = {"full_attention", "sliding_attention"}
 _OURS: Final = {  # fields of AsyncGRPOConfig that the agent fills in
     "output_dir": "set train.output_dir",
     "vllm_server_base_url": "leave it out: it is the agent's gateway",
     "trust_remote_code": "set model.trust_remote_code",
+}
+_REFUSED_BY_TRL: Final = {
+    "use_liger_kernel": "TRL's asynchronous trainer has no use for it: leave it out",
 }
 _ALWAYS: Final[dict[str, Any]] = {"report_to": "none", "disable_tqdm": True}
 _WITHOUT_GPU: Final[dict[str, Any]] = {
@@ -121,12 +125,28 @@ def check_model(folder: Path) -> list[Problem]:
         problems.append(
             Problem(what="no weights", where=where, fix="give a folder with *.safetensors")
         )
+    if any(name.endswith(".sinks") for name in weight_names(folder)):
+        what = "attention sinks, which TRL's tree attention does not know"
+        problems.append(Problem(what=what, where=where, fix="choose a model without them"))
     text_config = config.get("text_config") or config
     strange = set(text_config.get("layer_types") or ()) - _ATTENTION_LAYERS
     if strange:
         what = f"layers of type {', '.join(sorted(strange))} cannot be trained with TRL's packing"
         problems.append(Problem(what=what, where=where, fix="choose an attention-only model"))
     return problems
+
+
+def weight_names(folder: Path) -> set[str]:
+    """As the safetensors files of a model list them; none of what cannot be read."""
+    names: set[str] = set()
+    for file in folder.glob("*.safetensors"):
+        try:
+            with file.open("rb") as opened:
+                size = int.from_bytes(opened.read(8), "little")
+                names |= set(json.loads(opened.read(min(size, _HEADER_BYTES))))
+        except (OSError, ValueError):
+            continue  # the load will say what is wrong with it
+    return names
 
 
 def load_tokenizer(job: Job) -> tuple[Any, list[Problem]]:
@@ -169,6 +189,11 @@ def make_args(job: Job, config_class: Any) -> tuple[Any, list[Problem]]:
         Problem(what="set by the agent", where=f"train.{name}", fix=fix)
         for name, fix in _OURS.items()
         if name in job.grpo
+    ]
+    problems += [
+        Problem(what=f"{name} = {job.grpo[name]!r}", where=f"train.{name}", fix=fix)
+        for name, fix in _REFUSED_BY_TRL.items()
+        if job.grpo.get(name)
     ]
     if problems:
         return None, problems
@@ -220,13 +245,14 @@ def make_lora(values: Mapping[str, Any]) -> tuple[Any, list[Problem]]:
 
 
 def _rank_problems(config: Any) -> list[Problem]:
+    """Those between the ranks that vLLM makes room for are served from the next larger room."""
     ranks = {"train.lora.r": config.r}
     ranks |= {f"train.lora.rank_pattern.{name}": r for name, r in config.rank_pattern.items()}
-    allowed = ", ".join(map(str, trl_names.LORA_RANKS))
+    largest = trl_names.LORA_RANKS[-1]
     return [
-        Problem(what=f"vLLM serves no rank {rank}", where=where, fix=f"use one of {allowed}")
+        Problem(what=f"vLLM serves no rank {rank}", where=where, fix=f"use 1 to {largest}")
         for where, rank in ranks.items()
-        if rank not in trl_names.LORA_RANKS
+        if not 1 <= rank <= largest
     ]
 
 

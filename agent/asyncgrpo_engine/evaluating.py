@@ -114,7 +114,8 @@ class _EveryFewSteps(TrainerCallback):  # type: ignore[misc]
     def on_step_begin(self, _args: Any, state: Any, _control: Any, **_kwargs: Any) -> None:
         step = state.global_step
         if step > self._begun_at and self._evaluations.is_due(step):
-            self._evaluations.begin(trl_names.policy_name(self._trainer), step)
+            published = trl_names.published_step(self._trainer)
+            self._evaluations.begin(trl_names.policy_name(self._trainer), published)
 
     def on_step_end(self, _args: Any, _state: Any, _control: Any, **_kwargs: Any) -> None:
         for name, value in self._evaluations.metrics().items():

@@ -1,24 +1,68 @@
 """Every name of TRL that this package uses, and nothing else may import TRL.
 
 TRL 1.18 turns the trainer into a stable module: the submodules used here go away, fields and
-metrics get other names. Whatever breaks then, breaks here. Imports stay inside the functions:
-loading the trainer takes seconds, and the rollout process needs none of this.
+metrics get other names. Where things are is a table, `PLACES`, so whatever breaks then, breaks
+here. Imports stay inside the functions: loading the trainer takes seconds, and the rollout process
+needs none of this.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+Release = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where one release of TRL has what is used here; a place that is not known is empty."""
+
+    classes: str
+    """Exports AsyncGRPOConfig and AsyncGRPOTrainer."""
+    config_file: str
+    """Below TRL's folder; holds AsyncGRPOConfig and can be loaded alone."""
+    trainer: str
+    rollouts: str
+    """Its `_child_main` is what the rollout process runs."""
+    packing: str
+    """Its `_flash_attn` gives tree attention its kernel."""
+
+
 TESTED: Final = (1, 16)
-REFUSED_FROM: Final = (1, 18)  # no trl.experimental.async_grpo.packing there
+_EXPERIMENTAL: Final = "trl.experimental.async_grpo"
+_STABLE: Final = "trl.trainer.async_grpo_trainer"
+PLACES: Final[Mapping[Release, Places]] = {
+    (1, 16): Places(
+        classes=_EXPERIMENTAL,
+        config_file="experimental/async_grpo/async_grpo_config.py",
+        trainer=f"{_EXPERIMENTAL}.async_grpo_trainer",
+        rollouts=f"{_EXPERIMENTAL}.async_rollout_worker",
+        packing=f"{_EXPERIMENTAL}.packing",
+    ),
+    # By the notes of huggingface/trl's release v1.18.0, its code was not to be had: the submodules
+    # of trl.experimental.async_grpo are gone, the trainer is exported by trl and has the two files
+    # of every stable one, with the rollout loop in trl/trainer/async_grpo_trainer.py; the client of
+    # vLLM is AsyncVLLMClient in trl/generation/async_vllm_client.py. They do not say what became of
+    # packing.
+    (1, 18): Places(
+        classes="trl",
+        config_file="trainer/async_grpo_config.py",
+        trainer=_STABLE,
+        rollouts=_STABLE,
+        packing="",
+    ),
+}
 ADAPTER_NAME: Final = "trl-policy"
 FLASH_KERNEL_REPO: Final = "kernels-community/flash-attn3"
 FLASH_KERNEL_REF: Final = "v1"
@@ -40,26 +84,39 @@ def judge_version(text: str) -> tuple[str, str]:
     """`("ok" | "warn" | "refuse", reason)` for a version of TRL."""
     if not text:
         return "refuse", "TRL is not installed in this Python"
-    release = tuple(int(part) for part in text.split(".")[:2] if part.isdigit())
+    release = _release(text)
     if release == TESTED:
         return "ok", f"TRL {text} is a tested version"
-    if TESTED <= release < REFUSED_FROM:
-        return "warn", f"TRL {text} is untested; 1.16 is tested"
-    return "refuse", f"TRL {text} does not fit; 1.16 does"
+    if release < TESTED or release >= (2, 0):
+        return "refuse", f"TRL {text} does not fit; 1.16 does"
+    if not places(text).packing:
+        return "refuse", f"TRL {text} does not fit: its tree attention is elsewhere; 1.16 does"
+    return "warn", f"TRL {text} is untested; 1.16 is tested"
+
+
+def _release(text: str) -> Release:
+    numbers = [int(part) for part in text.split(".")[:2] if part.isdigit()]
+    return (numbers[0], numbers[1]) if len(numbers) == 2 else (0, 0)
+
+
+def places(text: str = "") -> Places:
+    """Where a version of TRL, by default the installed one, has what is used here.
+
+    A release without a row of its own is taken for the one before.
+    """
+    release = _release(text or installed_version())
+    fitting = [row for row in PLACES if row <= release]
+    return PLACES[max(fitting, default=TESTED)]
 
 
 def config_class() -> Any:
     """AsyncGRPOConfig, for a run."""
-    from trl.experimental.async_grpo import AsyncGRPOConfig
-
-    return AsyncGRPOConfig
+    return importlib.import_module(places().classes).AsyncGRPOConfig
 
 
 def trainer_class() -> Any:
     """AsyncGRPOTrainer."""
-    from trl.experimental.async_grpo import AsyncGRPOTrainer
-
-    return AsyncGRPOTrainer
+    return importlib.import_module(places().classes).AsyncGRPOTrainer
 
 
 def config_class_alone() -> Any:
@@ -67,9 +124,9 @@ def config_class_alone() -> Any:
     spec = importlib.util.find_spec("trl")
     assert spec is not None
     assert spec.origin is not None
-    name = "trl.experimental.async_grpo.async_grpo_config"
-    path = Path(spec.origin).parent / "experimental" / "async_grpo" / "async_grpo_config.py"
-    return _load_file(name, path).AsyncGRPOConfig
+    file = places().config_file
+    name = f"trl.{file.removesuffix('.py').replace('/', '.')}"
+    return _load_file(name, Path(spec.origin).parent / file).AsyncGRPOConfig
 
 
 def _load_file(name: str, path: Path) -> ModuleType:
@@ -137,21 +194,33 @@ def supports_tools(tokenizer: Any) -> bool:
 
 def packing() -> Any:
     """The module whose `_flash_attn()` gives the object that tree attention calls."""
-    from trl.experimental.async_grpo import packing as module
-
-    return module
+    return importlib.import_module(places().packing)
 
 
 def replace_peak_flops(function: Callable[..., float | None]) -> None:
     """Replace `get_peak_flops_per_device` where the trainer has imported it."""
-    from trl.experimental.async_grpo import async_grpo_trainer
-
-    async_grpo_trainer.get_peak_flops_per_device = function
+    trainer: Any = importlib.import_module(places().trainer)
+    trainer.get_peak_flops_per_device = function
 
 
 def save_adapter(trainer: Any, folder: Path) -> None:
     """The policy as a stock PEFT folder; on every rank, for it may be sharded."""
     trainer.save_model(str(folder))
+
+
+def begin_rollouts_with(first: Callable[[], None]) -> None:
+    """Have TRL's rollout process call `first`, a function of a module, before anything of TRL's.
+
+    What that process imports depends on the program that has started it; what it calls does not.
+    """
+    rollouts: Any = importlib.import_module(places().rollouts)
+    rollouts._child_main = functools.partial(_roll_out, first)
+
+
+def _roll_out(first: Callable[[], None], *arguments: Any) -> None:
+    """In the rollout process, whose module nobody has changed."""
+    first()
+    importlib.import_module(places().rollouts)._child_main(*arguments)
 
 
 def end_rollouts_at_once(trainer: Any) -> None:
@@ -216,6 +285,12 @@ def sync_now(trainer: Any) -> None:
     """Publish the policy as it is, unless the last step has done so."""
     if trainer.state.global_step % trainer.args.weight_sync_steps:
         trainer._sync_weight()
+
+
+def published_step(trainer: Any) -> int:
+    """The step whose policy is the newest that the server holds."""
+    step = int(trainer.state.global_step)
+    return step - step % int(trainer.args.weight_sync_steps)
 
 
 def add_metric(trainer: Any, name: str, value: float) -> None:

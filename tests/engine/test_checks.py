@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import shutil
 import sys
@@ -111,8 +112,9 @@ def test_the_list_of_ranks_is_trls() -> None:
 @pytest.mark.parametrize(
     ("lora", "where"),
     [
-        ({"r": 9}, "r"),
-        ({"r": 8, "rank_pattern": {"q_proj": 12}}, "rank_pattern.q_proj"),
+        ({"r": 513}, "r"),
+        ({"r": 0}, "r"),
+        ({"r": 8, "rank_pattern": {"q_proj": 1024}}, "rank_pattern.q_proj"),
         ({"use_dora": True}, "use_dora"),
         ({"bias": "all"}, "bias"),
         ({"modules_to_save": ["embed_tokens"]}, "modules_to_save"),
@@ -124,6 +126,17 @@ def test_lora_that_vllm_cannot_serve(lora: dict[str, Any], where: str) -> None:
     _, (problem,) = make_lora(lora)
     assert problem.where == f"train.lora.{where}"
     assert problem.fix
+
+
+def test_ranks_between_those_that_vllm_makes_room_for() -> None:
+    config, problems = make_lora({"r": 4, "rank_pattern": {"q_proj": 12}})
+    assert (config.r, problems) == (4, [])
+
+
+def test_a_kernel_that_trl_has_no_use_for(job: Job) -> None:
+    assert problems_of(job, grpo={"use_liger_kernel": True}) == [
+        ("train.use_liger_kernel", "use_liger_kernel = True")
+    ]
 
 
 def test_an_unknown_chat_template(job: Job, tmp_path: Path) -> None:
@@ -142,12 +155,23 @@ def test_layers_that_packing_cannot_train(tmp_path: Path) -> None:
     assert "linear_attention" in problem.what
 
 
+def test_attention_sinks(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    header = json.dumps({"model.layers.0.self_attn.sinks": {}}).encode()
+    weights = len(header).to_bytes(8, "little") + header
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    (problem,) = checks.check_model(tmp_path)
+    assert "attention sinks" in problem.what
+    (tmp_path / "model.safetensors").write_bytes(weights[:9])  # damage is not for here to tell
+    assert checks.check_model(tmp_path) == []
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [
         ('{"question": "1+1"}', "no column 'prompt'"),
-        ('{"prompt": "1+1"}', "'prompt' is no list of messages"),
-        ('{"prompt": [1]}', "'prompt' is no list of messages"),
+        ('{"prompt": "1+1"}', "'prompt' of row 0 is no list of messages"),
+        ('{"prompt": [1]}', "'prompt' of row 0 is no list of messages"),
     ],
 )
 def test_datasets_without_prompts(job: Job, tmp_path: Path, text: str, what: str) -> None:
@@ -172,8 +196,22 @@ def test_a_broken_dataset(job: Job, tmp_path: Path) -> None:
         ("1.15.2", "refuse"),
         ("2.0.0", "refuse"),
         ("1.18.0.dev0", "refuse"),
+        ("1.19.2", "refuse"),
+        ("1", "refuse"),
         ("", "refuse"),
     ],
 )
 def test_versions_of_trl(version: str, verdict: str) -> None:
     assert trl_names.judge_version(version)[0] == verdict
+
+
+def test_places_of_trl() -> None:
+    """The row of the installed release is right; a release without one is like the one before."""
+    found = trl_names.places()
+    assert trl_names.places("1.17.4") == trl_names.places("1.16.0") == found
+    assert trl_names.places("1.19.0") == trl_names.places("1.18.0") != found
+    assert hasattr(importlib.import_module(found.rollouts), "_child_main")
+    assert hasattr(importlib.import_module(found.packing), "_flash_attn")
+    assert hasattr(importlib.import_module(found.trainer), "get_peak_flops_per_device")
+    alone, whole = trl_names.config_class_alone(), trl_names.config_class()
+    assert (alone.__module__, alone.__name__) == (whole.__module__, whole.__name__)

@@ -39,6 +39,7 @@ class Trainer:
     def __init__(self) -> None:
         self.model_version = 0
         self.state = SimpleNamespace(global_step=0)
+        self.args = SimpleNamespace(weight_sync_steps=1)
         self._metrics: dict[str, Any] = {"train": defaultdict(list)}
 
 
@@ -92,6 +93,15 @@ def test_a_step_that_training_goes_on_from_is_not_evaluated() -> None:
     world.callback.on_train_begin(None, world.trainer.state, None)
     world.step(5)
     assert world.sampler.asked == []
+
+
+def test_a_result_is_of_the_step_whose_policy_was_asked() -> None:
+    world = World()
+    world.sampler.free.set()
+    world.trainer.args.weight_sync_steps = 3
+    world.step(5)
+    world.evaluations.wait()
+    assert [found["step"] for found in world.told] == [3]
 
 
 def test_one_at_a_time() -> None:

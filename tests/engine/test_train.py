@@ -50,7 +50,7 @@ def test_a_check_that_finds_nothing(tmp_path: Path) -> None:
 
 
 def test_a_check_that_finds_problems(tmp_path: Path) -> None:
-    code, last = run(tmp_path, "--check", grpo={"max_stepz": 1}, lora={"r": 9})
+    code, last = run(tmp_path, "--check", grpo={"max_stepz": 1}, lora={"r": 513})
     assert code == 78
     assert [problem["where"] for problem in last["error"]["problems"]] == [
         "train.max_stepz",
