@@ -1,9 +1,10 @@
 """When a run is evaluated: before it, every so many steps beside it, and after it.
 
-Beside training a thread samples, few answers at a time, so that rollouts go first; the version that
-it samples from is named once, at the beginning, and stays loaded for as long as it is asked. Its
-result goes into TRL's own metrics, with the next step that is logged. An evaluation that is due
-while the one before still runs is left out, and one that fails costs training nothing.
+Beside training a thread samples, few answers at a time and at low priority, so that rollouts go
+first; the version that it samples from is named once, at the beginning, and stays loaded for as
+long as it is asked. Its result goes into TRL's own metrics, with the next step that is logged. An
+evaluation that is due while the one before still runs is left out, and one that fails costs
+training nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Evaluations:
 
     def __init__(self, evaluation: Evaluation, events: Events, every_steps: int) -> None:
         self._evaluation = evaluation
-        self._beside = replace(evaluation, concurrency=BESIDE_TRAINING)
+        self._beside = replace(evaluation, concurrency=BESIDE_TRAINING, is_low=True)
         self._events = events
         self._every_steps = every_steps
         self._thread: threading.Thread | None = None

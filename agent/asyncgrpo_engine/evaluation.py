@@ -23,6 +23,7 @@ CONCURRENCY: Final = 16
 _TRIES: Final = 4
 _PAUSE_S: Final = 1.0
 _COLUMNS_OF_TRL: Final = frozenset({"prompt", "completion", "completion_ids"})
+_LOW_PRIORITY: Final = {"X-Agrpo-Priority": "low"}  # all rollouts that wait go first
 _LOCAL: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -92,6 +93,8 @@ class Evaluation:
     samples: int
     sampling: Sampling
     concurrency: int = CONCURRENCY
+    is_low: bool = False
+    """Training goes on beside it, whose rollouts go first."""
 
     def run(self, model: str) -> Result:
         """The mean reward of `samples` answers that `model` gives, spread over the prompts."""
@@ -121,7 +124,8 @@ class Evaluation:
 
     def _complete(self, body: Mapping[str, Any]) -> list[int]:
         data = json.dumps(body).encode()
-        answer = post_json(f"{self.gateway}/v1/completions", data, self.sampling.timeout_s)
+        headers = _LOW_PRIORITY if self.is_low else {}
+        answer = post_json(f"{self.gateway}/v1/completions", data, self.sampling.timeout_s, headers)
         ids: list[int] = answer["choices"][0]["token_ids"]
         return ids
 
@@ -170,9 +174,12 @@ def wait_until_healthy(gateway: str, timeout_s: float) -> None:
         time.sleep(_PAUSE_S)
 
 
-def post_json(url: str, data: bytes, timeout_s: float) -> Any:
+def post_json(
+    url: str, data: bytes, timeout_s: float, headers: Mapping[str, str] | None = None
+) -> Any:
     """POST, tried again when the server is busy, restarting or cannot be reached."""
-    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
+    headers = {"Content-Type": "application/json", **(headers or {})}
+    request = urllib.request.Request(url, data=data, headers=headers)
     for attempt in range(_TRIES):
         try:
             with _LOCAL.open(request, timeout=timeout_s) as response:

@@ -24,9 +24,11 @@ class Sampler:
     free: threading.Event = field(default_factory=threading.Event)
     asked: list[tuple[str, int]] = field(default_factory=list)
     concurrency: int = 16
+    is_low: bool = False
 
     def run(self, name: str) -> Result:
         self.asked.append((name, self.concurrency))
+        assert self.is_low == (self.concurrency == BESIDE_TRAINING)
         assert self.free.wait(10)
         if name.endswith("v6"):
             raise EvaluationError("the server has gone")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ class Server(ThreadingHTTPServer):
         self.tokenizer = tokenizer
         self.bodies: list[dict[str, Any]] = []
         self.statuses: list[int] = []
+        self.priorities: set[str | None] = set()
 
     def answer(self, body: dict[str, Any]) -> list[int]:
         text = "7" if body["seed"] < 5 else "no"
@@ -64,6 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.priorities.add(self.headers["X-Agrpo-Priority"])
         self.server.bodies.append(body)
         status = self.server.statuses.pop() if self.server.statuses else 200
         self._send(status, {"choices": [{"token_ids": self.server.answer(body)}]})
@@ -121,6 +124,14 @@ def test_accuracy_over_prompts_and_seeds(server: Server) -> None:
     assert sorted(body["seed"] for body in server.bodies) == list(range(10))
     assert {body["model"] for body in server.bodies} == {"policy"}
     assert server.bodies[0]["return_token_ids"] is True
+
+
+def test_beside_training_it_is_asked_at_low_priority(server: Server) -> None:
+    evaluation(server, ["7"]).run("policy")
+    assert server.priorities == {None}
+    server.priorities.clear()
+    replace(evaluation(server, ["7"]), is_low=True).run("policy")
+    assert server.priorities == {"low"}
 
 
 def test_answers_without_a_score_do_not_count(server: Server) -> None:

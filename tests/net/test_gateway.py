@@ -166,6 +166,15 @@ async def test_rollout_ids_differ(gateway: Gateway, backend: FakeBackend) -> Non
     assert [envelope.id for envelope, _ in backend.rollouts] == ["t1-1", "t1-2", "t1-3"]
 
 
+async def test_low_priority_is_told_by_a_header(gateway: Gateway, backend: FakeBackend) -> None:
+    data = json.dumps(completion(ENGINE.base_model)).encode()
+    for headers in ({"x-agrpo-priority": "low"}, {}):
+        headers |= {"host": "127.0.0.1:1"}
+        asked = Request(method="POST", path="/v1/completions", query={}, headers=headers, body=data)
+        assert (await gateway.handle(asked)).status == 200
+    assert [envelope.is_low for envelope, _ in backend.rollouts] == [True, False]
+
+
 async def test_the_base_model_passes_as_it_is(gateway: Gateway, backend: FakeBackend) -> None:
     status, answer = await ask(gateway, "POST", "/v1/completions", completion(ENGINE.base_model))
     assert (status, answer["model"]) == (200, ENGINE.base_model)

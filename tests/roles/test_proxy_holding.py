@@ -117,3 +117,33 @@ def test_who_leaves_without_having_looked_passes_its_turn_on() -> None:
     holding.leave(second, now=1.0)
     holding.leave(first, now=1.0)
     assert third.called
+
+
+def test_low_priority_goes_behind_all_others_until_it_has_waited_long_enough() -> None:
+    holding = Holding()
+    low, late = Held(model="v1", is_low=True), Held(model="v1")
+    holding.enter(low, now=0.0)
+    assert not holding.is_awaited("v1")  # who comes now does not wait for it
+    assert holding.is_awaited("v1", is_low=True)
+    holding.enter(late, now=1.0)
+    holding.call_one(lambda _model: True)
+    assert called([low, late]) == [False, True]
+    holding.call_one(lambda _model: True)
+    assert called([low, late]) == [True, True]
+
+    holding.looks(low)
+    holding.looks(late)
+    holding.call_all()
+    assert called([low, late]) == [False, True]
+    holding.promote(low)
+    later = Held(model="v1")
+    holding.enter(later, now=2.0)
+    for held in (late, low, later):
+        assert held.called or held is later
+        holding.looks(held)
+        holding.looked(held)
+    holding.call_one(lambda _model: True)
+    assert called([low, late, later]) == [True, False, False]
+    for held in (low, late, later):
+        holding.leave(held, now=3.0)
+    assert not holding.is_awaited("v1", is_low=True)

@@ -33,6 +33,7 @@ from asyncgrpo_agent.net.rollouts import TRAINER_AGENT, CompletedRollout
 from asyncgrpo_agent.wire import messages
 
 EVENT_PATH: Final = "/.agrpo/event"
+PRIORITY_HEADER: Final = "x-agrpo-priority"  # "low": an evaluation's, for which nobody waits
 MAX_BODY_BYTES: Final = 16 << 20
 # Retired and late versions load on demand beside TRL's own; TRL checks against what is left.
 _RESERVED_LORAS: Final = 2
@@ -219,7 +220,7 @@ class Gateway:
         body = call.body_for(model)
         if len(body) > MAX_BODY_BYTES:  # its physical name is longer than TRL's
             raise _RefusedRequestError(f"the body is over the limit of {MAX_BODY_BYTES} bytes")
-        rollout = self._envelope(request.path, model, call)
+        rollout = self._envelope(request, model, call)
         try:
             answer = await self._backend.complete(rollout, body)
         except AgentError as error:
@@ -239,18 +240,19 @@ class Gateway:
         return self._backend.physical_name(name)
 
     def _envelope(
-        self, path: str, model: str, call: completions.CompletionRequest
+        self, request: Request, model: str, call: completions.CompletionRequest
     ) -> messages.Rollout:
         engine = self._engine()
         room = (engine.max_model_len if engine else 0) - call.prompt_tokens
         return messages.Rollout(
             id=f"{self._instance}-{next(self._numbers)}",
-            path=path,
+            path=request.path,
             model=model,
             blocks=call.blocks_for(model),
             prompt_tokens=call.prompt_tokens,
             max_tokens=max(room, 1) if call.max_tokens is None else call.max_tokens,
             deadline_s=self._request_timeout_s,
+            is_low=request.headers.get(PRIORITY_HEADER) == "low",
         )
 
     # --- the engine-side child ---------------------------------------------------------------

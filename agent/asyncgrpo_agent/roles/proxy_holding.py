@@ -3,12 +3,15 @@
 Each run has a queue of its own, so none can fill another's, and replicas serve one run each. Within
 a run whoever came first for an adapter is served first: a newcomer does not take the place that
 became free for one who waits. A full queue refuses what comes, and says when to ask again.
+
+Rollouts of low priority, an evaluation's, go behind all others, but not for ever: while some always
+wait there would be no evaluation. After `LOW_S` they are like any other.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +20,7 @@ import trio
 QUEUE_BYTES: Final = 64 << 20  # of requests that one run may leave waiting
 ASK_AGAIN_S: Final = 5.0  # a full queue tells those that it refuses
 TELL_EVERY_S: Final = 10.0
+LOW_S: Final = 30.0
 
 
 @dataclass(slots=True)
@@ -43,6 +47,7 @@ class Held:
     model: str
     bytes: int = 0  # of its request
     is_behind: bool = False  # others came first, so it has not looked for a place yet
+    is_low: bool = False  # others go first, whenever they come
     called: bool = False
     _bell: Bell = field(default_factory=Bell)
 
@@ -74,6 +79,7 @@ class Holding:
     _behind: int = 0
     _bytes: int = 0
     _models: Counter[str] = field(default_factory=Counter)  # that those who wait name
+    _low: Counter[str] = field(default_factory=Counter)  # the same of low priority
 
     @property
     def waiting(self) -> int:
@@ -83,15 +89,15 @@ class Holding:
         """Whether there is no room for a request of so many bytes. `limit` is of requests."""
         return len(self.held) >= limit or self._bytes + more_bytes > QUEUE_BYTES
 
-    def is_awaited(self, model: str) -> bool:
+    def is_awaited(self, model: str, *, is_low: bool = False) -> bool:
         """Whether others wait for that adapter, who come first."""
-        return self._models[model] > 0
+        return self._models[model] > 0 or (is_low and self._low[model] > 0)
 
     def enter(self, held: Held, now: float) -> None:
         if not self.held:
             self.since = now
         self.held[held] = None
-        self._models[held.model] += 1
+        self._count(held)[held.model] += 1
         self._bytes += held.bytes
         self._behind += held.is_behind
 
@@ -99,12 +105,33 @@ class Holding:
         self.looks(held)
         del self.held[held]
         self._bytes -= held.bytes
-        self._models[held.model] -= 1
-        if not self._models[held.model]:
-            del self._models[held.model]
+        self._forget(held)
         if not self.held:
             self.held_s += now - self.since
         self.looked(held)
+
+    def promote(self, held: Held) -> None:
+        """It has waited long enough behind others: it is like any other, and came before many."""
+        if held.is_low:
+            self._forget(held)
+            held.is_low = False
+            self._count(held)[held.model] += 1
+
+    def _count(self, held: Held) -> Counter[str]:
+        return self._low if held.is_low else self._models
+
+    def _forget(self, held: Held) -> None:
+        count = self._count(held)
+        count[held.model] -= 1
+        if not count[held.model]:
+            del count[held.model]
+
+    def _in_order(self) -> Iterator[Held]:
+        if not self._low:
+            yield from self.held
+            return
+        for is_low in (False, True):
+            yield from (held for held in self.held if held.is_low is is_low)
 
     def looks(self, held: Held) -> None:
         """It is its turn."""
@@ -131,7 +158,7 @@ class Holding:
 
     def call_one(self, usable: Callable[[str], bool]) -> None:
         """The first that has not been called and names a model that is `usable`."""
-        for held in self.held:
+        for held in self._in_order():
             if not held.called and usable(held.model):
                 held.call()
                 return
@@ -139,7 +166,7 @@ class Holding:
     def call_all(self) -> None:
         """One after the other, in the order in which they came: tasks that are woken together run
         in any order."""
-        self._turns = deque(self.held)
+        self._turns = deque(self._in_order())
         if self._turn is None:
             self._begin_turn()
 

@@ -24,7 +24,7 @@ from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.carrier import Exchange
 from asyncgrpo_agent.net.control import ROLLOUT, ROLLOUT_ANSWER, read_envelope
 from asyncgrpo_agent.net.link import LinkStream
-from asyncgrpo_agent.roles.proxy_holding import ASK_AGAIN_S, Held
+from asyncgrpo_agent.roles.proxy_holding import ASK_AGAIN_S, LOW_S, Held
 from asyncgrpo_agent.roles.proxy_run import ProxyRun, ReplicaLink
 from asyncgrpo_agent.wire import framing
 from asyncgrpo_agent.wire import messages as m
@@ -227,7 +227,9 @@ async def _place(run: ProxyRun, request: Request, queue_limit: int) -> ReplicaLi
         reason = f"no replica answered for {request.envelope.model} in time"
         raise NotPlacedError(_refusal(504, reason, request))
     # One that was placed before has waited for its turn already.
-    is_behind = not request.failures and run.holding.is_awaited(request.envelope.model)
+    is_behind = not request.failures and run.holding.is_awaited(
+        request.envelope.model, is_low=request.envelope.is_low
+    )
     choice = None if is_behind else _choose(run, request)
     if choice is None:
         if run.holding.is_full(queue_limit, len(request.body)):
@@ -239,7 +241,13 @@ async def _place(run: ProxyRun, request: Request, queue_limit: int) -> ReplicaLi
 
 async def _wait(run: ProxyRun, request: Request, is_behind: bool) -> Choice:
     model, now = request.envelope.model, trio.current_time()
-    held = Held(model=model, bytes=len(request.body), is_behind=is_behind)
+    held = Held(
+        model=model,
+        bytes=len(request.body),
+        is_behind=is_behind,
+        is_low=request.envelope.is_low,
+    )
+    low_until = now + LOW_S
     run.holding.enter(held, now)
     try:
         if is_behind:
@@ -253,6 +261,8 @@ async def _wait(run: ProxyRun, request: Request, is_behind: bool) -> Choice:
                 run.holding.placed(model)
                 return choice
             now = trio.current_time()
+            if now >= low_until:
+                run.holding.promote(held)
             if now >= request.deadline:
                 reason = f"no replica could take {request.envelope.model} in time"
                 raise NotPlacedError(_refusal(503, reason, request))

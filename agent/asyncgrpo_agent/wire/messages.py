@@ -352,6 +352,7 @@ class Rollout(msgspec.Struct, frozen=True):
     prompt_tokens: int
     max_tokens: int
     deadline_s: float  # seconds from now until the client gives up
+    is_low: bool = False  # where rollouts wait, all others go first
 
 
 class RolloutAnswer(msgspec.Struct, frozen=True):
