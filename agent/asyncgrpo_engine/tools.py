@@ -73,7 +73,11 @@ def _factory(
     if isinstance(made, Problem):
         return None, [made]
     try:
-        kind = made if inspect.isclass(made) else type(made())
+        if inspect.isclass(made):
+            kind = made
+            inspect.signature(made).bind()
+        else:
+            kind = type(made())
     except Exception as error:  # the user's own code
         return None, [from_exception(error, where=where, fix="it is called without arguments")]
     methods = dict(inspect.getmembers(kind, inspect.isfunction))

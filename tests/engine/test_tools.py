@@ -37,6 +37,8 @@ class Plain:
     def add(self, a: int, b: int) -> int:
         {DOC}
         return a + b
+class Wanting(Counter):
+    def __init__(self, url): self.url = url
 def make(): return Counter()
 def fails(): raise OSError("no server")
 class Object:
@@ -76,6 +78,7 @@ def test_several_environments() -> None:
         ("some_tools:thing", "", "no function"),
         ("", "some_tools:Plain", "has no method reset"),
         ("", "some_tools:fails", "OSError: no server"),
+        ("", "some_tools:Wanting", "missing a required argument: 'url'"),
         ("", "some_tools:missing", "has no function 'missing'"),
     ],
 )
