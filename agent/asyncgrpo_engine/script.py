@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from asyncgrpo_engine import attention, checks, origin, sampling, trl_names
+from asyncgrpo_engine import attention, checks, origin, sampling, setup, trl_names
 from asyncgrpo_engine.events import Events
 from asyncgrpo_engine.job import Job
 from asyncgrpo_engine.problems import Problem, from_exception
@@ -39,19 +39,18 @@ def check(job: Job) -> list[Problem]:
 def run(job: Job, events: Events) -> None:
     """Run it to its end. Whatever it raises comes out, SystemExit included."""
     kind, reason = attention.install(attention.probe())
-    print(f"attention: {kind} ({reason})", flush=True)
-    inject(job, events)
+    inject(job, events, f"{kind} ({reason})")
     sys.argv = [job.script, *job.script_args]
     sys.path.insert(0, str(Path(job.script).resolve().parent))
     runpy.run_path(job.script, run_name="__main__")
     events.phase("done")
 
 
-def inject(job: Job, events: Events) -> None:
+def inject(job: Job, events: Events, attention_path: str) -> None:
     """Wrap TRL's two classes for as long as this process lives."""
     config, trainer = trl_names.config_class(), trl_names.trainer_class()
     config.__init__ = _configured(config.__init__, job)
-    trainer.__init__ = _watched(trainer.__init__, job, events)
+    trainer.__init__ = _watched(trainer.__init__, job, events, attention_path)
     trainer.train = _resumed(trainer.train, job, events)
 
 
@@ -75,7 +74,9 @@ def _configured(original: Callable[..., None], job: Job) -> Callable[..., None]:
     return init
 
 
-def _watched(original: Callable[..., None], job: Job, events: Events) -> Callable[..., None]:
+def _watched(
+    original: Callable[..., None], job: Job, events: Events, attention_path: str
+) -> Callable[..., None]:
     """AsyncGRPOTrainer: its steps are heard of, before any callback of the program's."""
     signature = inspect.signature(original)
 
@@ -88,7 +89,16 @@ def _watched(original: Callable[..., None], job: Job, events: Events) -> Callabl
         if job.sample_rollouts:
             given["reward_funcs"] = sampling.wrapped(given.get("reward_funcs"), job.gateway)
         original(self, **given)
+        checkpoint = job.grpo.get(_RESUME)
+        facts = setup.facts(
+            self.args,
+            attention=attention_path,
+            begins_with=job.init_from or checkpoint or "",
+            first_step=trl_names.step_of(checkpoint),
+        )
+        setup.tell(facts, events)
         watching.watch(self)
+        trl_names.begin_rollouts_with(setup.begin_rollouts)
         trl_names.end_rollouts_at_once(self)
         trl_names.notice_dead_rollouts(self)
         refuse_other_syncs(self)

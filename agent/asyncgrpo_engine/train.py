@@ -4,7 +4,7 @@ The job is checked before anything heavy loads; `--check` ends there. With probl
 of standard output is {"error": {"problems": [...]}} and the exit code 78. After SIGTERM it is 143.
 
 TRL's rollout process imports this module again, so nothing here may run on import but the request
-to die with the trainer, and the seed of its own.
+to die with the trainer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncgrpo_engine import failures, lifetime, setup, trl_names
+from asyncgrpo_engine import failures, lifetime, trl_names
 from asyncgrpo_engine.job import Job, read_job
 from asyncgrpo_engine.problems import EXIT_CONFIG, Problem, RefusedError, report
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 if __name__ == "__mp_main__":  # multiprocessing imports this module so, in a process it spawned
     lifetime.die_with_parent()
-    setup.seed_this_process()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -57,22 +57,15 @@ def run(job: Job, found: Findings, events: Events) -> None:
 
 def _tell_setup(job: Job, found: Findings, attention_path: str, events: Events) -> None:
     """Versions, ways and seeds, before anything that takes long."""
-    args, first_step = found.args, trl_names.step_of(found.args.resume_from_checkpoint)
-    facts = {
-        "versions": setup.versions(),
-        "sync": "adapters by name, through the gateway",
-        "attention": attention_path,
-        "begins_with": job.init_from or args.resume_from_checkpoint or "a new adapter",
-        "seeds": {
-            "train": args.seed,
-            "data": args.data_seed if args.data_seed is not None else args.seed,
-            "rollouts": setup.seed_rollouts(args.seed, first_step),
-            "eval": f"0..{job.eval.samples - 1}" if job.eval.samples else "none",
-        },
-    }
-    events.setup(facts)
-    if is_first_rank():
-        print("\n".join(setup.lines(facts)), flush=True)
+    checkpoint = found.args.resume_from_checkpoint
+    facts = setup.facts(
+        found.args,
+        attention=attention_path,
+        begins_with=job.init_from or checkpoint or "",
+        first_step=trl_names.step_of(checkpoint),
+        eval_samples=job.eval.samples,
+    )
+    setup.tell(facts, events)
 
 
 def _check_lengths(job: Job, found: Findings) -> None:
@@ -121,6 +114,7 @@ def _make_trainer(
     )
     for callback in callbacks:
         callback.watch(trainer)
+    trl_names.begin_rollouts_with(setup.begin_rollouts)
     trl_names.end_rollouts_at_once(trainer)
     trl_names.notice_dead_rollouts(trainer)
     trainer.remove_callback(PrinterCallback)

@@ -59,7 +59,7 @@ class Witness(FakeVllm):
         ids, logprobs, digest = await super()._generate(body, prompt)
         parts = parse_name(body["model"])
         if parts is not None:
-            self._note(kind="completion", name=body["model"])
+            self._note(kind="completion", name=body["model"], seed=body["seed"])
             is_lucky = Random(body["seed"]).random() < chance(parts.version)
             ids[0] = RIGHT if is_lucky else WRONG
         return ids, logprobs, digest

@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 import textwrap
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from asyncgrpo_agent.store.history import read
-from fakes import fleet
+from fakes import fleet, witness
 from fakes.fleet import Site
 
 TASK = fleet.ROOT / "scripts" / "demo_task"
@@ -79,7 +81,13 @@ def records(site: Site, host: str, kind: str) -> list[dict[str, Any]]:
 @pytest.mark.engine
 @pytest.mark.slow
 def test_an_unedited_program_trains_stops_and_goes_on(site: Site, engine_python: str) -> None:
-    site.replica("r0", f"--model={TASK / 'model'}")
+    site.replica(
+        "r0",
+        f"--model={TASK / 'model'}",
+        "--set=engine.module=fakes.witness",
+        "--",
+        f"--fake-record={site.folder / 'r0.jsonl'}",
+    )
     first = start(site, "one", engine_python)
     first.wait_for("phase=training", patience_s=120)
     train = fleet.Agent("TRL", first.process, site.folder / "one" / "trainer/demo/train.log")
@@ -98,6 +106,14 @@ def test_an_unedited_program_trains_stops_and_goes_on(site: Site, engine_python:
     final = site.folder / "two" / "output" / "demo" / "final"
     assert (final / "adapter_model.safetensors").is_file()
     assert not (site.folder / "mine").exists()
+
+    draw = Random("42-0").getrandbits
+    drawn = {draw(63) for _ in range(1000)}
+    completions = witness.read(site.folder / "r0.jsonl", "completion")
+    assert all(completion["seed"] in drawn for completion in islice(completions, 20))
+    made = [records(site, host, "setup")[0] for host in ("one", "two")]
+    assert [one["seeds"]["rollouts"] for one in made] == ["42-0", f"42-{resumed['step']}"]
+    assert all(one["attention"] and one["sync"] and one["versions"]["trl"] for one in made)
 
 
 @pytest.mark.slow
