@@ -43,7 +43,7 @@ from asyncgrpo_agent.procs import child, mount_s3
 from asyncgrpo_agent.procs.look import mode_of
 from asyncgrpo_agent.procs.output import KEPT_LINES
 from asyncgrpo_agent.sdnotify import Notifier
-from asyncgrpo_agent.store.mounts import DEAD_ERRNOS, mounted_at
+from asyncgrpo_agent.store.mounts import DEAD_ERRNOS, Mount, mounted_at
 
 log = Log(__name__)
 
@@ -102,6 +102,16 @@ async def bucket_mounted(config: Config) -> AsyncIterator[None]:
         nursery.cancel_scope.cancel()
     if failure is not None:
         raise failure
+
+
+def check_writable(config: Config, mount: Mount | None) -> None:
+    """Raises ConfigError where a trainer could publish nothing, before anybody waits for it."""
+    if mount is not None and mount.read_only:
+        raise ConfigError(
+            f"{mount} is read-only, and a trainer writes to its bucket",
+            where=f"bucket.path {config.bucket.path}",
+            fix="Mount it without --read-only (ro), with credentials that may write",
+        )
 
 
 async def _prepared(config: Config) -> BucketMount:

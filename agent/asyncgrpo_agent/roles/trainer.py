@@ -32,7 +32,7 @@ from asyncgrpo_agent.net.rollouts import CompletedRollout
 from asyncgrpo_agent.procs.notice import noticed
 from asyncgrpo_agent.roles import trainer_origin
 from asyncgrpo_agent.roles.bucket_host import BucketHost
-from asyncgrpo_agent.roles.bucket_mount import bucket_mounted
+from asyncgrpo_agent.roles.bucket_mount import bucket_mounted, check_writable
 from asyncgrpo_agent.roles.registration import (
     ProxyAddresses,
     host_name,
@@ -89,6 +89,7 @@ async def train(config: Config, *others: Source) -> int:
     view = TrainerView(join.run)
     telemetry = served(config.telemetry, view.source, *others)
     async with telemetry, bucket_mounted(config), host.running() as bucket:
+        check_writable(config, await bucket.mount())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_end_on_notice, config)
             code = await _run_lives(config, join, digest, bucket, view)
