@@ -1,8 +1,8 @@
 """A FakeVllm that writes down what it is asked and what it holds, and whose answers get better.
 
-`--fake-record FILE`: a JSON line for each adapter that was loaded, with whether its bytes are those
-that its name tells of, for each completion, and for each answer that is an error. An answer's first
-token is `RIGHT` more often with each version, so a run's rewards tell which versions made them.
+`--fake-record FILE`: a JSON line for each adapter that was loaded, with the sums of its files, for
+each completion, and for each answer that is an error. An answer's first token is `RIGHT` more often
+with each version, so a run's rewards tell which versions made them.
 
 A program as `fakes.vllm` is: `python -m fakes.witness --uds PATH --model DIR --fake-record FILE`.
 """
@@ -46,11 +46,9 @@ class Witness(FakeVllm):
 
     def _read(self, name: str, path: str) -> str:
         found = super()._read(name, path)
-        if (parts := parse_name(name)) is not None:
-            files = {one: (Path(path) / one).read_bytes() for one in (CONFIG, WEIGHTS)}
-            sums = {one: hashlib.sha256(content).hexdigest() for one, content in files.items()}
-            is_right = adapter_digest(sums).startswith(parts.digest)
-            self._note(kind="load", name=name, is_right=is_right)
+        files = {one: (Path(path) / one).read_bytes() for one in (CONFIG, WEIGHTS)}
+        sums = {one: hashlib.sha256(content).hexdigest() for one, content in files.items()}
+        self._note(kind="load", name=name, sums=sums)
         return found
 
     async def _generate(
@@ -75,6 +73,12 @@ def read(path: Path, kind: str) -> Iterator[dict[str, Any]]:
         found: dict[str, Any] = json.loads(line)
         if found["kind"] == kind:
             yield found
+
+
+def is_right(load: dict[str, Any]) -> bool:
+    """Whether the bytes that were loaded are those that the name tells of."""
+    parts = parse_name(load["name"])
+    return parts is not None and adapter_digest(load["sums"]).startswith(parts.digest)
 
 
 if __name__ == "__main__":
