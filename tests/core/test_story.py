@@ -95,3 +95,12 @@ def test_records_that_make_no_sense_are_skipped() -> None:
     for record in ({}, {"t": "x"}, {"t": 1, "kind": "metrics"}, {"t": 1, "kind": "ack", "ok": 1}):
         assert story.add(record) == []
     assert told(story, "something") == []
+
+
+def test_what_the_trainer_tells_of_the_run_and_of_the_fleet() -> None:
+    story = Story()
+    assert told(story, "about", model="base", settings={"learning_rate": 1e-5}) == []
+    step(story, 3, reward=1.0)
+    assert told(story, "traffic", step=3, ready=2, retried=5, held_s=1.5, cost=0.25) == []
+    assert (story.about["model"], story.traffic["cost"]) == ("base", 0.25)
+    assert story.series.read(["agrpo/ready"], 9).series["agrpo/ready"]["mean"][-1] == 2.0

@@ -127,5 +127,7 @@ def test_no_output_of_a_fleet_shows_a_secret(site: Site) -> None:
         if is_home or path.name in ("tokens.json", "audit.jsonl") or path.suffix == ".log":
             assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
     assert searched > 20
+    (segment,) = folder.glob("bucket/demo/events/*/*.jsonl")  # and so searched, too
+    assert '"kind":"ended"' in segment.read_text()
     logs = [path for path in folder.rglob("*.log") if "HF_TOKEN=***" in path.read_text()]
     assert logs  # the engine did write its environment

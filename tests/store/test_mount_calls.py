@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from asyncgrpo_agent.core.checkpoints import CheckpointKey
+from asyncgrpo_agent.core.segments import SegmentKey
 from asyncgrpo_agent.errors import (
     AdapterRefusedError,
     BucketUnavailableError,
@@ -59,6 +60,8 @@ PUBLISH_CHECKPOINT = calls.PublishCheckpoint(
         PUBLISH,
         PUBLISH_CHECKPOINT,
         calls.PruneCheckpoint(key=CheckpointKey(1, 400, 0, "a0001-7f3c")),
+        calls.WriteSegment(attempt="a0001-7f3c", number=7, data=b"x"),
+        calls.ReadSegments(keys=[SegmentKey(1, "a0001-7f3c", 7, 0)]),
     ],
 )
 def test_a_call_arrives_as_it_was_sent_in_whatever_pieces(call: calls.Call) -> None:

@@ -22,6 +22,7 @@ from asyncgrpo_agent.core.sync_rows import ReplicaSync, SyncLog, SyncRow
 
 RECENT_STEPS: Final = 64
 LOST_STATES: Final = ("GONE", "SUSPECT")
+TRAFFIC: Final = ("ready", "waiting", "retried", "held_s")
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +56,8 @@ class Story:
     limits: Mapping[str, Any] = field(default_factory=dict)  # of TRL: queue_maxsize, ...
     evaluations: list[Mapping[str, Any]] = field(default_factory=list)
     totals: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, Any] = field(default_factory=dict)  # the model, the settings, the host
+    traffic: Mapping[str, Any] = field(default_factory=dict)  # what the proxy counted, newest
     _states: dict[str, tuple[str, float]] = field(default_factory=dict)  # replica -> since when
 
     @property
@@ -108,6 +111,10 @@ class Story:
                 return [self._say("run", "info", "run.evaluated", text, at)]
             case "totals":
                 self.totals = dict(record)
+            case "about":
+                self.about = dict(record)
+            case "traffic":
+                self._traffic(record, at)
             case _:
                 return self._course(record, at)
         return []
@@ -120,6 +127,11 @@ class Story:
         self.series.add(row.step, at, row.values)
         self.recent.append(row)
         return [row]
+
+    def _traffic(self, record: Mapping[str, Any], at: float) -> None:
+        self.traffic = dict(record)
+        counted = {f"agrpo/{name}": float(record[name]) for name in TRAFFIC if name in record}
+        self.series.add(int(record["step"]), at, counted)
 
     def sample(self, values: Mapping[str, float], now_unix_s: float) -> None:
         """What the proxy measured at the newest step."""

@@ -24,6 +24,7 @@ from asyncgrpo_agent.config.sections import Agent
 from asyncgrpo_agent.core.adapters import Attempt
 from asyncgrpo_agent.core.checkpoints import Checkpoint, CheckpointKey
 from asyncgrpo_agent.core.commits import Commit
+from asyncgrpo_agent.core.segments import SegmentKey
 from asyncgrpo_agent.errors import BucketUnavailableError, StoreError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.roles import bucket_worker
@@ -234,6 +235,19 @@ class BucketHost:
 
     async def prune_checkpoint(self, key: CheckpointKey) -> int:
         return await self._call(calls.PruneCheckpoint(key=key), int)
+
+    async def write_segment(self, attempt: str, number: int, data: bytes) -> str:
+        call = calls.WriteSegment(attempt=attempt, number=number, data=data)
+        return await self._call(call, str)
+
+    async def list_segments(self) -> list[SegmentKey]:
+        return await self._call(calls.ListSegments(), list[SegmentKey])
+
+    async def read_segments(self, keys: Sequence[SegmentKey]) -> list[bytes]:
+        return await self._call(calls.ReadSegments(keys=list(keys)), list[bytes])
+
+    async def list_recorded_runs(self) -> list[str]:
+        return await self._call(calls.ListRecordedRuns(), list[str])
 
     async def watch(self, attempt: str) -> bool:
         """Have the attempt watched, if it is not; to be called again whenever workers may change.

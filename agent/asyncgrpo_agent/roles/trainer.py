@@ -29,6 +29,7 @@ from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.gateway import Gateway
 from asyncgrpo_agent.net.link import Link
 from asyncgrpo_agent.net.rollouts import CompletedRollout
+from asyncgrpo_agent.procs.environment import secret_values
 from asyncgrpo_agent.procs.notice import noticed
 from asyncgrpo_agent.roles import trainer_origin
 from asyncgrpo_agent.roles.bucket_host import BucketHost
@@ -41,10 +42,12 @@ from asyncgrpo_agent.roles.registration import (
     stay_registered,
 )
 from asyncgrpo_agent.roles.telemetry import Source, served
+from asyncgrpo_agent.roles.trainer_about import Traffic, about
 from asyncgrpo_agent.roles.trainer_adapters import Adapters
 from asyncgrpo_agent.roles.trainer_checkpoints import Checkpoints
 from asyncgrpo_agent.roles.trainer_facts import FactsTeller
 from asyncgrpo_agent.roles.trainer_fleet import FleetView
+from asyncgrpo_agent.roles.trainer_history import HistoryMirror
 from asyncgrpo_agent.roles.trainer_job import history_file, job_log, run_job, write_job
 from asyncgrpo_agent.roles.trainer_link import TrainerLink
 from asyncgrpo_agent.roles.trainer_lives import LifeFailedError, Lives, failure_of_trl
@@ -139,6 +142,7 @@ async def _run_agent(agent: TrainerAgent) -> int:
         raise LifeFailedError(agent.failure(), error) from error
     finally:
         agent.record("ended", ok=agent.succeeded, reason=agent.outcome or "failed, see its log")
+        await agent.history_mirror.finish(agent.config.trainer.mirror_s)
     return 0 if agent.succeeded or agent.stopping else 1
 
 
@@ -237,7 +241,13 @@ class TrainerAgent:
         self.result = RunResult(
             self.config, self.join, self.link, self.bucket, turns, self.digest, self.record, rng
         )
-        self.facts = FactsTeller(history_file(self.config.state_dir, self.join.run), self.link)
+        path = history_file(self.config.state_dir, self.join.run)
+        self.facts = FactsTeller(path, self.link)
+        self.history_mirror = HistoryMirror(
+            *(path, self.join.run, self.link, self.bucket, turns),
+            secrets=secret_values({**os.environ, **self.config.engine.env}),
+        )
+        self.traffic = Traffic(self.fleet_view)
         self.samples = RolloutSamples(self.config.trainer.sample_rollouts, self.link.tell_sample)
         self.resumption = Resumption(self.config, self.join, self.bucket, self.digest)
         self.gateway = Gateway(
@@ -261,6 +271,7 @@ class TrainerAgent:
             nursery.start_soon(self.adapters.retire_idle)
             nursery.start_soon(self.supplier.run)
             nursery.start_soon(self.facts.run)
+            nursery.start_soon(self.history_mirror.run)
             nursery.start_soon(self.samples.run)
             nursery.start_soon(self.retention.run)
             resumed = await self._resume()
@@ -331,6 +342,7 @@ class TrainerAgent:
             first.start_soon(self._check_job, job)
             first.start_soon(self.fleet_view.wait_for_replicas)
         await self.resumption.note_start(parse_attempt(self.link.attempt).number)
+        self.record("about", **about(self.config, self.join.run, self.digest, self.fleet_view))
         self.record(
             "started",
             attempt=self.link.attempt,
@@ -488,6 +500,8 @@ class TrainerAgent:
             self.result.step = int(event.get("step", self.stall.step))
         fields = {key: value for key, value in event.items() if key not in ("kind", "t")}
         self.record(kind, **fields)
+        if kind == "metrics" and (traffic := self.traffic.sample()) is not None:
+            self.record("traffic", step=self.stall.step, **traffic)
         if kind == "phase":
             log.info("train.phase", phase=event.get("phase"))
 

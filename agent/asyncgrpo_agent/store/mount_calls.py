@@ -17,6 +17,7 @@ import msgspec
 
 from asyncgrpo_agent.core.checkpoints import Checkpoint, CheckpointKey
 from asyncgrpo_agent.core.commits import Commit
+from asyncgrpo_agent.core.segments import SegmentKey
 from asyncgrpo_agent.errors import (
     AdapterDamagedError,
     AdapterPrunedError,
@@ -175,6 +176,31 @@ class PruneCheckpoint(Message, frozen=True, kw_only=True):
     key: CheckpointKey
 
 
+class WriteSegment(Message, frozen=True, kw_only=True):
+    """The result is the key that it got."""
+
+    attempt: str
+    number: int
+    data: bytes
+
+    def __repr__(self) -> str:
+        return f"WriteSegment(attempt={self.attempt!r}, number={self.number})"
+
+
+class ListSegments(Message, frozen=True, kw_only=True):
+    """The result is a list of SegmentKey, oldest first."""
+
+
+class ReadSegments(Message, frozen=True, kw_only=True):
+    """The result is a list of bytes, of the first of the keys and one at least."""
+
+    keys: list[SegmentKey]
+
+
+class ListRecordedRuns(Message, frozen=True, kw_only=True):
+    """The result is a list of the names of all runs that have a history in the bucket."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointProgress:
     """`published` is None while it goes on."""
@@ -202,6 +228,10 @@ Call = (
     | ContinueCheckpoint
     | RestoreCheckpoint
     | PruneCheckpoint
+    | WriteSegment
+    | ListSegments
+    | ReadSegments
+    | ListRecordedRuns
     | Watch
 )
 
@@ -225,6 +255,10 @@ def shown(call: Call) -> str:
             about = f"step {step}"
         case ReadCheckpoint(key=key) | PruneCheckpoint(key=key):
             about = key.key
+        case WriteSegment(attempt=attempt, number=number):
+            about = f"{attempt} {number}"
+        case ReadSegments(keys=[first, *_]):
+            about = first.key
         case _:
             about = ""
     return f"{type(call).__name__} {about}".rstrip()

@@ -24,7 +24,7 @@ from asyncgrpo_agent import logs
 from asyncgrpo_agent.core.commits import RESULTS, VERSIONS
 from asyncgrpo_agent.errors import BucketUnavailableError
 from asyncgrpo_agent.logs import Log
-from asyncgrpo_agent.store import bucket, checkpoints, mount_calls, retention, staging
+from asyncgrpo_agent.store import bucket, checkpoints, mount_calls, retention, segments, staging
 from asyncgrpo_agent.store.heartbeat import Heartbeat
 from asyncgrpo_agent.store.listing import Listing
 from asyncgrpo_agent.store.mount_calls import (
@@ -37,8 +37,10 @@ from asyncgrpo_agent.store.mount_calls import (
     ListAttempts,
     ListCheckpoints,
     ListCommits,
+    ListRecordedRuns,
     ListResults,
     ListRuns,
+    ListSegments,
     ListTorn,
     ListTornCheckpoints,
     ListVersions,
@@ -50,10 +52,12 @@ from asyncgrpo_agent.store.mount_calls import (
     ReadCheckpoint,
     ReadCommit,
     ReadResult,
+    ReadSegments,
     Request,
     RestoreCheckpoint,
     Stage,
     Watch,
+    WriteSegment,
 )
 from asyncgrpo_agent.store.mounts import KnownMount, MountWatch
 from asyncgrpo_agent.store.objects import Sliced
@@ -193,6 +197,18 @@ class RunFolder:
                 return None
             case PruneCheckpoint(key=checkpoint_key):
                 return checkpoints.prune_checkpoint(self._listing, checkpoint_key)
+            case WriteSegment(attempt=attempt, number=number, data=data):
+                return segments.write_segment(
+                    *(self._listing, attempt, number, data),
+                    mount=self._mount,
+                    heartbeat=self._speaker,
+                )
+            case ListSegments():
+                return segments.list_segments(self._listing)
+            case ReadSegments(keys=keys):
+                return segments.read_segments(self._listing, keys, self._speaker)
+            case ListRecordedRuns():
+                return segments.list_recorded_runs(self._listing)
             case Watch():
                 self._watch(call)
                 return None
