@@ -41,6 +41,7 @@ commands:
   drain                 have one replica of a running proxy finish and go
   adapters              show the versions of a run's adapter, who holds them and since when
   adapters get          take one home, as a folder that PEFT loads
+  report                write a page about a run, with charts, from its history or its bucket
   doctor                look at this host: what a role needs, what is there, how to mend it
   diag                  write one zip file about an agent of this host, for a report of a fault
   paths                 show where an agent keeps its files here
@@ -298,6 +299,13 @@ def _rollouts(words: list[str], _engine_args: list[str]) -> int:
     return viewer_commands.rollouts(words)
 
 
+def _report_run(words: list[str], _engine_args: list[str]) -> int:
+    from asyncgrpo_agent import report_command
+
+    report_command.run(words)
+    return 0
+
+
 def _doctor(words: list[str], _engine_args: list[str]) -> int:
     from asyncgrpo_agent import host_commands
 
@@ -361,6 +369,7 @@ _COMMANDS: Final[dict[str, Callable[[list[str], list[str]], int]]] = {
     "status": _status,
     "logs": _logs,
     "rollouts": _rollouts,
+    "report": _report_run,
     "doctor": _doctor,
     "diag": _diag,
     "paths": _paths,

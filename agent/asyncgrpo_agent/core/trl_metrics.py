@@ -9,7 +9,7 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 REWARD: Final = "reward"
@@ -40,6 +40,14 @@ def value_of(values: Mapping[str, float], name: str) -> float | None:
         if other.rpartition("/")[2] == leaf:
             return value
     return None
+
+
+def name_in(names: Collection[str], name: str) -> str | None:
+    """The name that a metric of 1.16 has among `names`, as `value_of` finds it."""
+    if name in names or "/" not in name:
+        return name if name in names else None
+    leaf = name.rpartition("/")[2]
+    return next((other for other in names if other.rpartition("/")[2] == leaf), None)
 
 
 def naming_of(trl_version: str) -> str:

@@ -75,7 +75,7 @@ class _Means:
     in_flight: float | None
     in_flight_limit: float | None
     backpressure_s: float
-    steps: int
+    over: str
 
 
 def judge(
@@ -84,13 +84,18 @@ def judge(
     fleet: FleetFacts,
     *,
     finished: str = "",
+    over: str = "",
+    most: int = STEPS,
 ) -> Verdict:
-    """`steps` are TRL's metrics, oldest first; `limits` those of its configuration."""
+    """`steps` are TRL's metrics, oldest first; `limits` those of its configuration.
+
+    The newest `most` of them count; `over` says what they are, if it is not the last steps.
+    """
     if finished:
         return Verdict(kind="finished", sentence=f"Finished: {finished}.")
     if (degraded := _degraded(fleet)) is not None:
         return degraded
-    means = _means(steps[-STEPS:], limits)
+    means = _means(steps[-most:], limits, over)
     if means is None:
         told = f"{fleet.ready} of {fleet.registered} replicas are ready"
         return Verdict(kind="starting", sentence=f"Starting: {told}, no steps to judge by yet.")
@@ -101,7 +106,7 @@ def judge(
     if means.backpressure_s > 0 or _is_full(means):
         return _trainer_bound(means)
     sentence = (
-        f"Balanced: over the last {means.steps} steps the trainer waited {means.wait:.0%} of the"
+        f"Balanced: over {means.over} the trainer waited {means.wait:.0%} of the"
         f" time and syncs took {means.sync:.0%}."
     )
     return Verdict(kind="balanced", sentence=sentence, evidence=_evidence(means))
@@ -126,7 +131,9 @@ def _degraded(fleet: FleetFacts) -> Verdict | None:
     return Verdict(kind="degraded", sentence=sentence, evidence=evidence, advice=advice)
 
 
-def _means(steps: Sequence[Mapping[str, float]], limits: Mapping[str, object]) -> _Means | None:
+def _means(
+    steps: Sequence[Mapping[str, float]], limits: Mapping[str, object], over: str
+) -> _Means | None:
     timed = [values for values in steps if t.value_of(values, t.STEP_S)]
     if len(timed) < FEWEST_STEPS:
         return None
@@ -144,7 +151,7 @@ def _means(steps: Sequence[Mapping[str, float]], limits: Mapping[str, object]) -
         in_flight=_mean(timed, t.IN_FLIGHT),
         in_flight_limit=_limit(limits, "max_inflight_tasks"),
         backpressure_s=_mean(timed, t.BACKPRESSURE_S) or 0.0,
-        steps=len(timed),
+        over=over or f"the last {len(timed)} steps",
     )
 
 
@@ -179,7 +186,7 @@ def _queue(means: _Means) -> str:
 
 def _sync_bound(means: _Means) -> Verdict:
     sentence = (
-        f"Sync-bound: syncs took {means.sync:.0%} of the last {means.steps} steps"
+        f"Sync-bound: syncs took {means.sync:.0%} of {means.over}"
         f" ({means.sync * means.step_s:.1f} s of {means.step_s:.1f} s each)."
     )
     advice = [
@@ -191,7 +198,7 @@ def _sync_bound(means: _Means) -> Verdict:
 
 def _generation_bound(means: _Means) -> Verdict:
     sentence = (
-        f"Generation-bound: the trainer waited {means.wait:.0%} of the last {means.steps} steps and"
+        f"Generation-bound: the trainer waited {means.wait:.0%} of {means.over} and"
         f" {_queue(means)}."
     )
     advice = ["Add replicas or shorten max_completion_length."]
@@ -208,8 +215,7 @@ def _generation_bound(means: _Means) -> Verdict:
 
 def _trainer_bound(means: _Means) -> Verdict:
     sentence = (
-        f"Trainer-bound: the trainer waited {means.wait:.0%} of the last {means.steps} steps and"
-        f" {_queue(means)}."
+        f"Trainer-bound: the trainer waited {means.wait:.0%} of {means.over} and {_queue(means)}."
     )
     if means.backpressure_s:
         sentence += f" Finished rollouts were held back for {means.backpressure_s:.1f} s a step."

@@ -71,7 +71,7 @@ class Results(Source, Protocol):
 
 
 @asynccontextmanager
-async def bucket_source(config: Config, run: str) -> AsyncIterator[Results]:
+async def bucket_source(config: Config, run: str) -> AsyncIterator[BucketHost]:
     """The bucket of the configuration. One that has to be mounted gets a mount of its own, as an
     agent's may be another user's, and must not be in its way."""
     agent = structs.replace(config.agent, log_level="error")

@@ -1,0 +1,69 @@
+"""A run's history, put together again from the host's file or from the bucket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncgrpo_agent.config.sections import Bucket, Config
+from asyncgrpo_agent.core.segments import encode, line_of
+from asyncgrpo_agent.errors import AgentError, BucketUnavailableError
+from asyncgrpo_agent.roles import history_source
+from asyncgrpo_agent.store import segments as store
+from asyncgrpo_agent.store.history import History
+from asyncgrpo_agent.store.listing import Listing
+from fakes.histories import simulated
+
+ATTEMPT = "a0001-7f3c"
+
+
+def config(bucket: Path) -> Config:
+    return Config(role="proxy", bucket=Bucket(path=str(bucket)))
+
+
+def write_segments(bucket: Path, *, run: str, records: list[dict[str, Any]], many: int) -> None:
+    for number, first in enumerate(range(0, len(records), many)):
+        lines = [line for one in records[first : first + many] if (line := line_of(one))]
+        data = encode(lines, history="h", start=first, end=first + many, run=run, attempt=ATTEMPT)
+        store.write_segment(Listing(bucket / run), ATTEMPT, number, data)
+
+
+async def test_the_bucket_has_every_record_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = list(simulated(20, resume_at=None))
+    write_segments(tmp_path, run="demo", records=records, many=17)
+    folder = tmp_path / "demo" / "events" / ATTEMPT
+    (folder / "000002-r1.jsonl").write_bytes((folder / "000002.jsonl").read_bytes())
+    (folder / "000002.jsonl").write_bytes((folder / "000002.jsonl").read_bytes()[:700])
+    (folder / "000003-r1.jsonl").write_bytes(b"\xff" * 100)
+    found: list[Any] = []
+    await history_source.fold_bucket(config(tmp_path), "demo", found.append)
+    assert found == records
+    assert await history_source.recorded_runs(config(tmp_path)) == ["demo"]
+
+
+async def test_a_run_that_is_not_there_has_no_records(tmp_path: Path) -> None:
+    found: list[Any] = []
+    await history_source.fold_bucket(config(tmp_path), "other", found.append)
+    assert found == []
+
+
+async def test_a_bucket_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises((AgentError, BucketUnavailableError)):
+        await history_source.recorded_runs(config(tmp_path / "none"))
+
+
+def test_this_host_has_runs_of_its_own(tmp_path: Path) -> None:
+    assert history_source.local_runs(tmp_path) == []
+    path = tmp_path / "trainer" / "demo" / "history.jsonl"
+    with History(path) as history:
+        history.record("phase", 1.0, phase="training")
+    assert history_source.local_runs(tmp_path) == ["demo"]
+    assert history_source.local_history(tmp_path, "demo") == path
+    assert history_source.local_history(tmp_path, "other") is None
+    assert [one["phase"] for one in history_source.read_local(path)] == ["training"]
+    with pytest.raises(AgentError, match="cannot be read"):
+        list(history_source.read_local(tmp_path))
