@@ -94,6 +94,12 @@ def test_lines_of_every_style() -> None:
     assert len(area.points) == 4
 
 
+def test_what_is_no_number_is_not_drawn() -> None:
+    points = [(1.0, 1.0), (2.0, float("inf")), (3.0, float("nan")), (4.0, 2.0), (5.0, 1e300)]
+    line = Line(label="x", points=points, band=[(1.0, float("nan"), 1.0)])
+    assert len(course(draw(replace(CHART, lines=[line]))).points) == 2
+
+
 def test_a_single_value_and_none_at_all() -> None:
     one = draw(replace(CHART, lines=[Line(label="x", points=[(7.0, 0.25)])]))
     assert sum(isinstance(s, Dot) for s in one.shapes) == 1

@@ -99,7 +99,13 @@ def test_settings_are_those_of_the_newest_start() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(4.25, "4.2 s"), (61.0, "1 min 1 s"), (7260.0, "2 h 1 min"), (200_000.0, "2 d 7 h")],
+    [
+        (float("nan"), "\u2013"),
+        (4.25, "4.2 s"),
+        (61.0, "1 min 1 s"),
+        (7260.0, "2 h 1 min"),
+        (200_000.0, "2 d 7 h"),
+    ],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text

@@ -67,6 +67,20 @@ def test_what_others_wrote_is_text() -> None:
     assert checked(html).asks == []
 
 
+def test_numbers_that_are_none_cost_no_report() -> None:
+    inf = float("inf")
+    adapter = "demo.a0001-5d9b.v000003.0123456789ab"
+    html = written(
+        {"t": inf, "kind": "metrics", "step": 70, "values": {"reward": inf, "kl": 10**400}},
+        {"t": 1e300, "kind": "metrics", "step": inf, "values": {}},
+        {"t": 2e9, "kind": "metrics", "step": 10**12, "values": {"reward": 1.0}},
+        {"t": 2e9, "kind": "eval", "when": "x", "step": 3, "accuracy": inf, "samples": 1},
+        {"t": 2e9, "kind": "sync", "adapter": adapter, "seconds": inf, "bytes": 1, "phases_s": {}},
+        {"t": 2e9, "kind": "totals", "replicas": [], "rollouts": 3, "held_s": inf},
+    )
+    checked(html)
+
+
 def test_every_ink_has_a_colour_in_every_mode() -> None:
     html = written()
     used = set(re.findall(r'class="[saf]-(\w+)"', html))

@@ -18,11 +18,13 @@ from asyncgrpo_agent.config.sections import Agent, Config
 from asyncgrpo_agent.core.replicas import engine_up
 from asyncgrpo_agent.errors import LinkError
 from asyncgrpo_agent.net.link import Link
+from asyncgrpo_agent.report.run import Run
 from asyncgrpo_agent.roles.proxy import Proxy
 from asyncgrpo_agent.roles.proxy_run import ProxyRun
 from asyncgrpo_agent.store import tokens
 from asyncgrpo_agent.wire import messages as m
 from asyncgrpo_agent.wire.headers import Headers, status_of, value_of
+from fakes.histories import simulated
 from fakes.links import refuse, unstarted_pair
 
 UNIX_S = 1_700_000_000.0
@@ -226,6 +228,39 @@ async def test_the_api_shows_steps_syncs_events_and_a_verdict(world: World) -> N
         assert len((await get("/events?kind=replica&text=R1"))["events"]) == 1
         bad = await ask(link, request("/api/runs/demo/events?limit=x", token=token))
         assert bad.status == 400
+
+
+async def test_past_runs_are_listed_and_shown_to_those_who_may_see_them(world: World) -> None:
+    past = world.proxy.site.past
+    for name in ("demo", "old", "other"):
+        run = Run(name=name)
+        run.add_all(simulated(20, resume_at=None))
+        past.names.append(name)
+        past._kept[name] = run
+    assert world.run.name == "demo"  # is live
+    everything, one = world.token(run="*"), world.token(run="old")
+    async with world.connected() as link:
+        listed = (await ask(link, request("/api/runs", token=everything))).json["runs"]
+        assert [(row["name"], row["state"]) for row in listed] == [
+            ("demo", "waiting"),
+            ("old", "past"),
+            ("other", "past"),
+        ]
+        assert set(listed[0]) == set(listed[1])
+
+    async with world.connected() as link:
+
+        async def get(path: str) -> Answer:
+            return await ask(link, request(path, token=one))
+
+        assert [row["name"] for row in (await get("/api/runs")).json["runs"]] == ["old"]
+        assert (await get("/api/runs/old")).json["run"]["step"] == 20
+        series = (await get("/api/runs/old/series?names=reward&points=5")).json
+        assert len(series["series"]["reward"]["mean"]) == 5
+        assert len((await get("/api/runs/old/syncs?limit=3")).json["syncs"]) == 3
+        assert (await get("/api/runs/old/events?kind=run")).json["events"]
+        for path in ("other", "other/series", "demo", "old/live", "old/rollouts", "none"):
+            assert (await get(f"/api/runs/{path}")).status == 404, path
 
 
 async def test_metrics_are_for_viewers(world: World) -> None:

@@ -101,7 +101,7 @@ def _required(config: Config) -> Iterator[Problem]:
 
 def _bucket_source(config: Config) -> Iterator[Problem]:
     """A replica may go without a bucket; whoever writes adapters needs one, or a folder."""
-    if config.bucket.source != "link" or config.role == "proxy":  # which has no use for a bucket
+    if config.bucket.source != "link" or config.role == "proxy":  # which needs none
         return
     if config.role != "replica":
         what = f"role {config.role} has its adapters in a bucket or a folder"

@@ -132,7 +132,7 @@ class Bucket(Section, frozen=True, kw_only=True):
         Meta(
             description="A mounted bucket or a plain folder. With `url`, where it is mounted: "
             "mount/ below the state folder when this is empty. Role local makes a folder of its "
-            "own there, bucket/."
+            "own there, bucket/. A proxy needs none: it reads past runs there, to show them."
         ),
     ] = ""
     prune: Annotated[
@@ -215,7 +215,7 @@ SECTIONS: Final[Mapping[str, type[Section]]] = {
 _HOST = ("agent", "run", "link", "bucket", "model", "engine")
 _TRAINING = ("trainer", "train", "train.eval")
 SECTIONS_OF: Final[Mapping[Role, tuple[str, ...]]] = {
-    "proxy": ("agent", "proxy", "alerts", "telemetry"),
+    "proxy": ("agent", "proxy", "alerts", "bucket", "telemetry"),
     "replica": (*_HOST, "replica", "telemetry"),
     "trainer": (*_HOST, *_TRAINING, "proxy", "alerts", "telemetry"),
     "local": (

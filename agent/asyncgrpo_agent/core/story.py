@@ -77,7 +77,7 @@ class Story:
         """Fold one record of a history in. One that makes no sense is skipped."""
         try:
             return self._add(record)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
             return []
 
     def _add(self, record: Mapping[str, Any]) -> list[Told]:

@@ -7,7 +7,7 @@ by those who draw.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final, Literal
 
@@ -26,6 +26,7 @@ _RIGHT: Final = 18.0  # without the labels of the guides
 _LEFT: Final = 34.0  # without the labels of the ticks
 _CHARACTER: Final = 0.55  # of the size of a font: the mean width of a digit or letter
 _APART: Final = 13.0  # the least distance of two guides' labels
+_GREATEST: Final = 1e100
 _NEAR_ZERO: Final = 0.1  # of the greatest x: then the axis begins at 0
 
 Ink = Literal["text", "muted", "grid", "axis", "guide", "bad", "soft", "c0", "c1", "c2", "c3"]
@@ -157,6 +158,7 @@ class _Shapes:
 
 def draw(chart: Chart) -> Drawing:
     """The whole chart; one without a value has its axes and says so."""
+    chart = replace(chart, lines=[_finite(line) for line in chart.lines])
     frame, shapes = _frame(chart), _Shapes()
     shapes.add(Text((8.0, 21.0), chart.title, TITLE_SIZE, bold=True))
     _axes(chart, frame, shapes)
@@ -172,6 +174,19 @@ def draw(chart: Chart) -> Drawing:
         middle = ((frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2)
         shapes.add(Text(middle, "nothing was logged", LABEL_SIZE, "muted", "middle"))
     return Drawing(WIDTH, HEIGHT, tuple(shapes.found))
+
+
+def _finite(line: Line) -> Line:
+    """Without what is on no axis, whoever logged it."""
+    return replace(
+        line,
+        points=[point for point in line.points if _is_finite(*point)],
+        band=[row for row in line.band if _is_finite(*row)],
+    )
+
+
+def _is_finite(*values: float) -> bool:
+    return all(abs(value) < _GREATEST for value in values)  # which nan is not either
 
 
 def _frame(chart: Chart) -> _Frame:

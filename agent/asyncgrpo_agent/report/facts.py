@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -257,7 +258,7 @@ def _replicas(run: Run) -> Table | None:
 def _replica(one: ReplicaFacts, requests: int) -> tuple[str, ...]:
     known = one.requests is not None
     share = f"{(one.requests or 0) / requests:.1%}" if known and requests else UNKNOWN
-    acks = one.acks_s
+    acks = list(one.acks_s)
     return (
         one.name,
         share,
@@ -352,10 +353,15 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _time(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    try:
+        return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, ValueError, OSError):  # no time at all
+        return UNKNOWN
 
 
 def duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return UNKNOWN
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

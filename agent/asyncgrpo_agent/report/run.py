@@ -4,11 +4,13 @@ who looks back asks for, which are its attempts and what each replica did.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from asyncgrpo_agent.core.story import LOST_STATES, Story
+from asyncgrpo_agent.core.sync_rows import MAX_SYNCS
 
 READY = "READY"
 
@@ -39,7 +41,7 @@ class ReplicaFacts:
     last_reason: str = ""  # of the newest loss
     syncs: int = 0
     refused: int = 0
-    acks_s: list[float] = field(default_factory=list)
+    acks_s: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_SYNCS))
     requests: int | None = None
     failures: int | None = None
 
@@ -69,7 +71,7 @@ class Run:
         try:
             at = float(record["t"])
             self._add(record, at)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
             return
         self.records += 1
         self.last_unix_s = max(self.last_unix_s, at)

@@ -240,11 +240,11 @@ class BucketHost:
         call = calls.WriteSegment(attempt=attempt, number=number, data=data)
         return await self._call(call, str)
 
-    async def list_segments(self) -> list[SegmentKey]:
-        return await self._call(calls.ListSegments(), list[SegmentKey])
+    async def list_segments(self, run: str = "") -> list[SegmentKey]:
+        return await self._call(calls.ListSegments(run=run), list[SegmentKey])
 
-    async def read_segments(self, keys: Sequence[SegmentKey]) -> list[bytes]:
-        return await self._call(calls.ReadSegments(keys=list(keys)), list[bytes])
+    async def read_segments(self, keys: Sequence[SegmentKey], run: str = "") -> list[bytes]:
+        return await self._call(calls.ReadSegments(keys=list(keys), run=run), list[bytes])
 
     async def list_recorded_runs(self) -> list[str]:
         return await self._call(calls.ListRecordedRuns(), list[str])

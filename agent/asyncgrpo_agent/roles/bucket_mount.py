@@ -114,6 +114,17 @@ def check_writable(config: Config, mount: Mount | None) -> None:
         )
 
 
+async def keep_mounted(config: Config) -> None:
+    """The same for as long as it runs, for a role that does without the bucket until then.
+
+    Raises ConfigError when the mount cannot be had.
+    """
+    mount = await _prepared(config)
+    await mount.keep()
+    if mount.error is not None:
+        raise mount.error
+
+
 async def _prepared(config: Config) -> BucketMount:
     spec = mount_spec(config)
     version = await mount_s3.installed_version(spec.program)

@@ -37,6 +37,7 @@ from asyncgrpo_agent.roles.proxy_alerts import AlertDesk
 from asyncgrpo_agent.roles.proxy_certificate import ServerCertificate
 from asyncgrpo_agent.roles.proxy_drain import DrainDesk
 from asyncgrpo_agent.roles.proxy_names import ReplicaNames
+from asyncgrpo_agent.roles.proxy_past import PastRuns
 from asyncgrpo_agent.roles.proxy_replica import ReplicaDoor
 from asyncgrpo_agent.roles.proxy_rollouts import serve_rollout
 from asyncgrpo_agent.roles.proxy_run import ProxyChannel, ProxyRun, Runs, TrainerSeat
@@ -101,7 +102,7 @@ class Proxy:
         names = ReplicaNames(self.runs, HostBindings(state_dir, self.admission.unix_time_s()))
         self.replica_door = ReplicaDoor(self.admission, names)
         self.lending = Lending(self.admission, self.replica_door.mirrors, self.runs)
-        self.site = Site(self.admission, self.runs)
+        self.site = Site(self.admission, self.runs, PastRuns(self.config, self.runs))
 
     async def serve(self, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         host, port = host_port(self.config.proxy.listen)
@@ -125,6 +126,7 @@ class Proxy:
                 nursery.start_soon(self.replica_door.names.keep)
                 nursery.start_soon(self.usage.keep, self.runs)
                 nursery.start_soon(certificate.keep)
+                nursery.start_soon(self.site.past.serve)
                 await serve_links(
                     self._listeners,
                     certificate.context,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from asyncgrpo_agent.core.story import Story
 from asyncgrpo_agent.roles.proxy_run import ProxyRun
 
 MAX_POINTS: Final = 2000
@@ -28,10 +29,10 @@ class BadRequestError(Exception):
     """The query makes no sense."""
 
 
-def _series(run: ProxyRun, query: Query) -> object:
+def _series(story: Story, query: Query) -> object:
     points = min(MAX_POINTS, max(1, number(query, "points", 600)))
     names = [name for text in query.get("names", []) for name in text.split(",") if name]
-    series = run.story.story.series.read(names, points)
+    series = story.series.read(names, points)
     return {
         "step": series.step,
         "series": series.series,
@@ -40,16 +41,16 @@ def _series(run: ProxyRun, query: Query) -> object:
     }
 
 
-def _syncs(run: ProxyRun, query: Query) -> object:
+def _syncs(story: Story, query: Query) -> object:
     before = number(query, "before_version", -1)
     limit = min(MAX_ROWS, max(1, number(query, "limit", 100)))
-    rows = run.story.story.syncs.find(before_version=before if before >= 0 else None, limit=limit)
+    rows = story.syncs.find(before_version=before if before >= 0 else None, limit=limit)
     return {"syncs": rows}
 
 
-def _events(run: ProxyRun, query: Query) -> object:
+def _events(story: Story, query: Query) -> object:
     before = number(query, "before_seq", -1)
-    events = run.story.story.events.find(
+    events = story.events.find(
         before_seq=before if before >= 0 else None,
         limit=min(MAX_ROWS, max(1, number(query, "limit", 200))),
         kind=query.get("kind", [""])[0],
@@ -63,7 +64,7 @@ def rollouts(run: ProxyRun, query: Query) -> object:
     return {"rollouts": list(reversed(run.story.samples))[:limit]}
 
 
-PARTS: Final[Mapping[str, Callable[[ProxyRun, Query], object]]] = {
+PARTS: Final[Mapping[str, Callable[[Story, Query], object]]] = {
     "series": _series,
     "syncs": _syncs,
     "events": _events,

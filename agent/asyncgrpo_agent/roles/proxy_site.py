@@ -20,7 +20,7 @@ from asyncgrpo_agent.core.join import decode
 from asyncgrpo_agent.errors import ConfigError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.link import Link, LinkStream
-from asyncgrpo_agent.roles import proxy_snapshot
+from asyncgrpo_agent.roles import proxy_past, proxy_snapshot
 from asyncgrpo_agent.roles.proxy_admission import Admission
 from asyncgrpo_agent.roles.proxy_api import (
     PARTS,
@@ -34,6 +34,7 @@ from asyncgrpo_agent.roles.proxy_api import (
 from asyncgrpo_agent.roles.proxy_assets import APP_POLICY, Assets, login_policy
 from asyncgrpo_agent.roles.proxy_health import ProxyHealth
 from asyncgrpo_agent.roles.proxy_metrics import ProxyMetrics
+from asyncgrpo_agent.roles.proxy_past import NotReadError, PastRuns
 from asyncgrpo_agent.roles.proxy_run import ProxyRun, Runs
 from asyncgrpo_agent.roles.proxy_sessions import Sessions
 from asyncgrpo_agent.roles.telemetry import ready_body
@@ -78,6 +79,7 @@ class Site:
 
     admission: Admission
     runs: Runs
+    past: PastRuns
     assets: Assets = field(default_factory=Assets)
     sessions: Sessions = field(init=False)
     health: ProxyHealth = field(init=False)
@@ -251,18 +253,20 @@ class Viewer:
             if parts[0] == "runs" and parts[2:] == ["live"]:
                 await self._live(stream, facts, self._run(facts, parts[1]), query)
                 return
-            shown = self._shown_at(facts, parts, query)
+            shown = await self._shown_at(facts, parts, query)
         except NotFoundError:
             await _say(stream, 404, {"error": "there is nothing of that name"})
         except BadRequestError as error:
             await _say(stream, 400, {"error": str(error)})
+        except NotReadError as error:
+            await _say(stream, 503, {"error": str(error), "fix": "Try again in a while"})
         except ForbiddenError:
             fix = "On the proxy's host: asyncgrpo-agent token create --role viewer --rollouts"
             await _say(stream, 403, {"error": "this token shows no rollouts", "fix": fix})
         else:
             await _say(stream, 200, shown)
 
-    def _shown_at(self, facts: TokenFacts, parts: list[str], query: Query) -> object:
+    async def _shown_at(self, facts: TokenFacts, parts: list[str], query: Query) -> object:
         now = trio.current_time()
         match parts:
             case ["me"]:
@@ -274,16 +278,21 @@ class Viewer:
                 }
             case ["runs"]:
                 runs = [run for name, run in self.site.runs.items() if facts.shows(name)]
-                return {"runs": [proxy_snapshot.run_row(run, now) for run in runs]}
-            case ["runs", name]:
+                rows = [proxy_snapshot.run_row(run, now) for run in runs]
+                return {"runs": [*rows, *self.site.past.rows(facts.shows)]}
+            case ["runs", name] if facts.shows(unquote(name)):
+                if (past := await self.site.past.find(unquote(name))) is not None:
+                    return proxy_past.snapshot(unquote(name), past)
                 return proxy_snapshot.snapshot(self._run(facts, name), now)
             case ["runs", name, "rollouts"]:
                 run = self._run(facts, name)
                 if not facts.rollouts:
                     raise ForbiddenError
                 return rollouts(run, query)
-            case ["runs", name, what] if what in PARTS:
-                return PARTS[what](self._run(facts, name), query)
+            case ["runs", name, what] if what in PARTS and facts.shows(unquote(name)):
+                past = await self.site.past.find(unquote(name))
+                story = past.story if past is not None else self._run(facts, name).story.story
+                return PARTS[what](story, query)
         raise NotFoundError
 
     def _run(self, facts: TokenFacts, name: str) -> ProxyRun:

@@ -188,13 +188,16 @@ class WriteSegment(Message, frozen=True, kw_only=True):
 
 
 class ListSegments(Message, frozen=True, kw_only=True):
-    """The result is a list of SegmentKey, oldest first."""
+    """The result is a list of SegmentKey, oldest first; of another `run` if one is named."""
+
+    run: str = ""
 
 
 class ReadSegments(Message, frozen=True, kw_only=True):
     """The result is a list of bytes, of the first of the keys and one at least."""
 
     keys: list[SegmentKey]
+    run: str = ""
 
 
 class ListRecordedRuns(Message, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from threading import Event, Lock, Thread
 from typing import Final
 
 from asyncgrpo_agent import logs
+from asyncgrpo_agent.core.adapters import is_run_name
 from asyncgrpo_agent.core.commits import RESULTS, VERSIONS
 from asyncgrpo_agent.errors import BucketUnavailableError
 from asyncgrpo_agent.logs import Log
@@ -203,10 +204,10 @@ class RunFolder:
                     mount=self._mount,
                     heartbeat=self._speaker,
                 )
-            case ListSegments():
-                return segments.list_segments(self._listing)
-            case ReadSegments(keys=keys):
-                return segments.read_segments(self._listing, keys, self._speaker)
+            case ListSegments(run=run):
+                return segments.list_segments(self._listing_of(run))
+            case ReadSegments(keys=keys, run=run):
+                return segments.read_segments(self._listing_of(run), keys, self._speaker)
             case ListRecordedRuns():
                 return segments.list_recorded_runs(self._listing)
             case Watch():
@@ -219,6 +220,14 @@ class RunFolder:
         self._listing = Listing(call.run_dir, self._speaker)
         self._mount = MountWatch(call.run_dir.parent, call.known)
         return self._mount.known
+
+    def _listing_of(self, run: str) -> Listing:
+        """That of another run, of which little is asked; "" is this one."""
+        if not run:
+            return self._listing
+        if not is_run_name(run):
+            raise ValueError(f"{run!r} is no name of a run")
+        return Listing(self._run_dir.parent / run, self._speaker)
 
     def _stage(self, call: Stage) -> staging.StagedAdapter:
         return staging.stage(
