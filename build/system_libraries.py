@@ -6,7 +6,8 @@
 Writes OUTPUT/libraries.json, rows of library, package, version and purl, and for each package
 OUTPUT/PACKAGE/copyright. Debian knows its own; what was built on the host from source is described
 in the Python's prefix by share/made/PACKAGE/ with `version`, `copyright` and `libraries`, a name a
-line. A library of unknown origin ends the build, for it could not be given away.
+line. A library of unknown origin ends the build, for it could not be given away. What is a link is
+of a wheel, whose own licence tells of it.
 """
 
 import json
@@ -26,7 +27,8 @@ def main() -> int:
     output.mkdir(parents=True)
     made = from_source()
     rows = []
-    for library in sorted(file.name for file in folder.glob("lib*.so*")):
+    files = [file for file in folder.glob("lib*.so*") if not file.is_symlink()]
+    for library in sorted(file.name for file in files):
         if PYTHON.match(library):
             continue
         package, version, copyright_file = made.get(library) or from_debian(library)
