@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess  # noqa: TID251 - a program is run as a user runs it
@@ -14,6 +15,7 @@ import pytest
 
 from asyncgrpo_agent import __version__
 from fakes.fleet import Agent, Hosts, free_address, hosts, wait_until_none
+from fakes.histories import simulated
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -51,6 +53,17 @@ def test_the_engine_side_is_there_as_source(onedir: Path) -> None:
     source, shipped = ROOT / "agent/asyncgrpo_engine", onedir.parent / "_internal/asyncgrpo_engine"
     texts = {file.name: file.read_bytes() for file in source.glob("*.py")}
     assert {file.name: file.read_bytes() for file in shipped.iterdir()} == texts
+
+
+def test_a_report_has_its_charts_as_images(program: Path, tmp_path: Path) -> None:
+    path = tmp_path / "trainer" / "demo" / "history.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(one) + "\n" for one in simulated(30, resume_at=None)))
+    out = tmp_path / "out"
+    words = ("report", "demo", f"--state-dir={tmp_path}", f"--output={out}", "--png")
+    done = run(program, *words)
+    assert done.returncode == 0, done.stderr
+    assert (out / "reward.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.fixture

@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from asyncgrpo_agent.config.sections import Bucket, Config
-from asyncgrpo_agent.core.segments import encode, line_of
+from asyncgrpo_agent.core.segments import KINDS, encode, line_of
 from asyncgrpo_agent.errors import AgentError, BucketUnavailableError
+from asyncgrpo_agent.report.run import Run
 from asyncgrpo_agent.roles import history_source
 from asyncgrpo_agent.store import segments as store
 from asyncgrpo_agent.store.history import History
 from asyncgrpo_agent.store.listing import Listing
+from fakes import fleet
 from fakes.histories import simulated
 
 ATTEMPT = "a0001-7f3c"
@@ -67,3 +70,33 @@ def test_this_host_has_runs_of_its_own(tmp_path: Path) -> None:
     assert [one["phase"] for one in history_source.read_local(path)] == ["training"]
     with pytest.raises(AgentError, match="cannot be read"):
         list(history_source.read_local(tmp_path))
+
+
+# --- whole roles -----------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_of_two_starts_is_whole_in_its_bucket(tmp_path: Path) -> None:
+    """The first trainer is killed, so that nothing of its end is in the bucket; the second is
+    started on the same host, and has the rest of the first one copied as well."""
+    with fleet.site(tmp_path) as site:
+        site.proxy()
+        replica = site.replica("r1")
+        first = site.trainer(300, "--set=train.fake_rollouts=4")
+        first.wait_for(r"adapter.published adapter=\S+\.v000003")
+        first.process.kill()
+        first.process.wait(10)
+        last = site.trainer(12, "--set=train.fake_rollouts=4")
+        assert last.process.wait(60) == 0, last.text()
+        assert replica.process.wait(20) == 0
+    local = tmp_path / "trainer" / "trainer" / "demo" / "history.jsonl"
+    wanted = [one for one in history_source.read_local(local) if one["kind"] in KINDS]
+    found: list[Any] = []
+    trio.run(history_source.fold_bucket, config(tmp_path / "bucket"), "demo", found.append)
+    assert found == wanted
+    run = Run()
+    run.add_all(found)
+    assert [attempt.ended for attempt in run.attempts] == ["", "training finished"]
+    assert (run.name, run.story.step, run.story.finished) == ("demo", 12, "training finished")
+    assert run.abouts[-1]["model"] == "tiny"
+    assert run.replicas["r1"].syncs >= 12

@@ -17,6 +17,7 @@ import pytest
 from asyncgrpo_agent.store.bucket import list_commits
 from asyncgrpo_agent.store.listing import Listing
 from asyncgrpo_agent.store.mounts import is_remote, mount_of
+from asyncgrpo_agent.store.segments import list_segments, read_segments, write_segment
 from asyncgrpo_agent.store.staging import StagedAdapter, clean, stage
 from fakes import s3_mounts, seaweedfs
 from fakes.adapters import load
@@ -155,3 +156,15 @@ def test_a_look_costs_a_listing_a_folder_and_nothing_an_object(pair: Pair) -> No
     budget = {"rclone": 5, "s3fs": 2}[pair.replica.kind]
     assert 0 < spent.pop("list") <= looks * budget
     assert sum(spent.values()) <= looks  # a HEAD of some folder now and then
+
+
+def test_a_history_is_written_and_read(pair: Pair) -> None:
+    here, there = pair.run("history")
+    for number in range(3):
+        write_segment(Listing(here.run_dir), ATTEMPT, number, b"%d" % number * 100_000)
+    deadline = time.monotonic() + FRESH_S
+    while len(keys := list_segments(Listing(there.run_dir))) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)  # noqa: TID251 - the mount has a clock of its own
+    found = read_segments(Listing(there.run_dir), keys)
+    assert found == [b"%d" % number * 100_000 for number in range(3)]
