@@ -55,6 +55,12 @@ def names(rows: list[dict[str, Any]]) -> list[str]:
     return [row["name"] for row in rows]
 
 
+async def glanced(past: PastRuns) -> None:
+    with trio.fail_after(20):
+        while any(row["step"] is None for row in past.rows(lambda _name: True)):  # noqa: ASYNC110
+            await trio.sleep(0.01)
+
+
 async def test_a_run_that_is_over_is_read_from_its_bucket(tmp_path: Path) -> None:
     for name in ("old", "older", "here"):
         keep(tmp_path, name)
@@ -62,12 +68,17 @@ async def test_a_run_that_is_over_is_read_from_its_bucket(tmp_path: Path) -> Non
         await listed(past, "here", "old", "older")
         assert names(past.rows(lambda _name: True)) == ["old", "older"]
         assert names(past.rows(lambda name: name == "older")) == ["older"]
-        assert past.rows(lambda _name: True)[0]["step"] is None
+        assert run_row("old", None)["step"] is None
+        await glanced(past)
+        row = past.rows(lambda _name: True)[0]
+        assert (row["step"], row["attempt"], row["verdict"]) == (12, ATTEMPT, None)
+        assert row["reward"] == pytest.approx(0.05, abs=0.1)
         run = await past.find("old")
         assert run is not None
         assert run.story.step == 12
         row = past.rows(lambda _name: True)[0]
         assert (row["state"], row["attempt"], row["step"]) == ("past", ATTEMPT, 12)
+        assert row["verdict"] is not None
         assert await past.find("old") is run
         assert await past.find("here") is None
         assert await past.find("../old") is None
@@ -81,8 +92,8 @@ async def test_few_runs_are_kept(tmp_path: Path) -> None:
         await listed(past, *runs)
         for run in runs:
             assert await past.find(run) is not None
-        read = [row["name"] for row in past.rows(lambda _name: True) if row["step"]]
-        assert read == runs[-KEPT:]
+        assert list(past._kept) == runs[-KEPT:]
+        await glanced(past)
 
 
 async def test_what_others_wrote_ends_nothing(tmp_path: Path) -> None:

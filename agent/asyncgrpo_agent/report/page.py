@@ -23,12 +23,7 @@ _STYLE: Final = """
   --page: #fff; --soft: #a3c8ec; --card: #fff; --line: #d8dee4; --quiet: #f6f8fa; }
 @media (prefers-color-scheme: dark) { :root { --text: #e6edf3; --muted: #9aa4af; --grid: #2a3038;
   --axis: #6e7781; --bad: #ff7b72; --c0: #58a6ff; --c1: #f0883e; --c2: #3fb98a; --c3: #bc8cff;
-  --page: #0d1117; --soft: #274a70; --card: #12171e; --line: #30363d; --quiet: #161b22; } }
-@media print { :root { color-scheme: light; --text: #000; --muted: #444; --grid: #ddd;
-  --axis: #888; --bad: #b00020; --c0: #0b57a4; --c1: #b85c00; --c2: #0d6b4c; --c3: #6b3fc0;
-  --page: #fff; --soft: #a9c8e6; --card: #fff; --line: #bbb; --quiet: #f4f4f4; }
-  main { max-width: none; padding: 0; } figure, tr { break-inside: avoid; }
-  h2 { break-after: avoid; } @page { margin: 14mm; } }
+  --page: #0d1117; --soft: #3d6fa3; --card: #12171e; --line: #30363d; --quiet: #161b22; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--text);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", sans-serif; }
@@ -61,6 +56,14 @@ th, td { text-align: left; padding: 4px 12px 4px 0; border-bottom: 1px solid var
 th { color: var(--muted); font-weight: 600; border-bottom-width: 2px; white-space: nowrap; }
 th.n, td.n { text-align: right; white-space: nowrap; padding-right: 18px; }
 @media (max-width: 640px) { .title div { grid-template-columns: 1fr; padding-bottom: 8px; } }
+@media print { :root { color-scheme: light; --text: #000; --muted: #444; --grid: #ddd;
+  --axis: #888; --bad: #b00020; --c0: #0b57a4; --c1: #b85c00; --c2: #0d6b4c; --c3: #6b3fc0;
+  --page: #fff; --soft: #a9c8e6; --card: #fff; --line: #bbb; --quiet: #f4f4f4; }
+  body { font-size: 11px; } main { max-width: none; padding: 0; } @page { margin: 13mm; }
+  h1 { font-size: 20px; } h2 { font-size: 14px; margin: 18px 0 6px; break-after: avoid; }
+  figure, tr, .verdict { break-inside: avoid; } .verdict .sentence { font-size: 13px; }
+  .figures { grid-template-columns: 1fr 1fr; gap: 8px; } figcaption, .note { font-size: 10px; }
+  table, .settings { font-size: 10px; } th, td { padding: 2px 8px 2px 0; } }
 """
 _INKS: Final = ("text", "muted", "grid", "axis", "bad", "soft", "c0", "c1", "c2", "c3")
 

@@ -8,7 +8,7 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -46,8 +46,9 @@ class PastRuns:
     """Of one proxy. `live` are the runs that it has itself."""
 
     config: Config
-    live: Container[str]
+    live: Collection[str]
     names: list[str] = field(default_factory=list)
+    _rows: dict[str, dict[str, Any]] = field(default_factory=dict)  # of the list, once known
     _kept: dict[str, Run] = field(default_factory=dict)  # the last that was asked for comes last
     _loading: dict[str, trio.Event] = field(default_factory=dict)
     _problem: str = ""
@@ -76,6 +77,7 @@ class PastRuns:
     async def _keep_looking(self) -> None:
         while True:
             went_well = await self._look()
+            await self._glance()
             await trio.sleep(LOOK_EVERY_S if went_well else FIRST_LOOKS_S)
 
     async def _look(self) -> bool:
@@ -90,15 +92,38 @@ class PastRuns:
         if len(found) > MAX_RUNS:
             log.warning("past_runs.left_out", runs=len(found) - MAX_RUNS)
         self.names, self._problem = found[:MAX_RUNS], ""
-        self._kept = {name: run for name, run in self._kept.items() if name not in self.live}
+        for name in set(self._rows) & set(self.live):  # it goes on, and will be another
+            del self._rows[name]
+            self._kept.pop(name, None)
         return True
+
+    async def _glance(self) -> None:
+        """Read the end of each run that nobody has asked for, which says how far it came."""
+        assert self._bucket is not None, "it is running"
+        for name in self.names:
+            if name in self._rows or name in self.live:
+                continue
+            try:
+                async with self._turn:
+                    self._rows[name] = await self._ends(self._bucket, name)
+            except AgentError as error:
+                log.warning("past_run.unread", run=name, reason=str(error))
+
+    async def _ends(self, bucket: BucketHost, name: str) -> dict[str, Any]:
+        run, keys = Run(name=name), await bucket.list_segments(name)
+        for data in await bucket.read_segments(keys[-1:], name):
+            await trio.to_thread.run_sync(_fold, run, Joined(), data)
+        row = run_row(name, run)
+        if len(keys) > 1:
+            row |= {"attempt": keys[-1].attempt, "since_unix_s": None, "verdict": None}
+        return row
 
     # --- what is shown --------------------------------------------------------------------
 
     def rows(self, shows: Callable[[str], bool]) -> list[dict[str, Any]]:
         """Lines in the list of runs; what was not read yet is not known."""
         return [
-            run_row(name, self._kept.get(name))
+            self._rows.get(name) or run_row(name, None)
             for name in self.names
             if name not in self.live and shows(name)
         ]
@@ -128,7 +153,8 @@ class PastRuns:
     async def _load(self, name: str) -> None:
         try:
             async with self._turn:
-                self._kept[name] = await self._read(name)
+                self._kept[name] = run = await self._read(name)
+                self._rows[name] = run_row(name, run)
                 while len(self._kept) > KEPT:
                     del self._kept[next(iter(self._kept))]
         except AgentError as error:
