@@ -135,6 +135,29 @@ async def test_one_bad_connection_harms_no_other(
     assert "TLS handshake failed" in vars(record)["agent_fields"]["reason"]
 
 
+async def test_a_bug_in_a_handler_ends_its_connection_only(
+    nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    good_is_up = False
+
+    async def serve_one(link: Link, alpn: str, peer: str) -> None:
+        if good_is_up:
+            raise ZeroDivisionError
+        await link.run(echo)
+
+    address = await listen(nursery, serve_one)
+    good = await dial_forward(address)
+    nursery.start_soon(run_until_lost, good)
+    assert await ask(good, b"fine") == b"fine"
+    good_is_up = True
+    with trio.fail_after(5), pytest.raises(LinkError):
+        await (await dial_forward(address)).run(refuse)
+    assert await ask(good, b"still") == b"still"
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert record.getMessage() == "accept.failed"
+    assert record.exc_info
+
+
 async def test_loss_of_a_known_peer_is_logged_with_its_duration(
     nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpcore
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock
@@ -217,6 +218,29 @@ async def test_requests_that_cannot_be_served_are_refused(
     status, answer = await ask(gateway, "POST", "/v1/completions", body)
     assert (status, answer["error"]["hop"]) == (400, "trainer agent")
     assert backend.rollouts == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", LOAD, UNLOAD, EVENT_PATH]
+)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 1_000_000,
+        b'{"x":' * 100_000,
+        b'{"model": "base", "prompt": [1], "x": ' + b"[" * 9_000 + b"]" * 9_000 + b"}",
+        b'{"model": "base", "prompt": ' + b"[" * 9_000 + b"]" * 9_000 + b"}",
+        b'{"model": "base", "prompt": [1], "max_tokens": ' + b"9" * 9_000 + b"}",
+        b'{"model": "\\ud800", "prompt": [1]}',
+    ],
+)
+async def test_json_bombs_are_refused(
+    gateway: Gateway, backend: FakeBackend, path: str, body: bytes
+) -> None:
+    bomb = msgspec.structs.replace(request("POST", path), body=body)
+    answer = await gateway.handle(bomb)
+    assert answer.status in (400, 404)
+    assert (backend.rollouts, backend.published) == ([], [])
 
 
 async def test_errors_of_other_hops_keep_their_status(

@@ -40,6 +40,7 @@ def test_vllms_own_fields_are_kept() -> None:
         (b'{"error": "text"}', 'vllm of r1: {"error": "text"'),
         (b"\xff" * 5000, "vllm of r1: \ufffd"),
         (b"", "vllm of r1: no reason was given"),
+        (b'{"error":' + b"[" * 9_000, 'vllm of r1: {"error":[[['),
     ],
 )
 def test_other_words_are_put_into_that_form(body: bytes, says: str) -> None:

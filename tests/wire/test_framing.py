@@ -58,6 +58,22 @@ def test_we_do_not_send_what_a_peer_would_refuse() -> None:
         encode(EngineDown("x" * MAX_MESSAGE_BYTES))
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b'{"x":' * 10_000,
+        b'{"type":"Hello","x":' + b"[" * 10_000 + b"]" * 10_000 + b"}",
+        b'{"type":"Hello","protocol":' + b"9" * 10_000 + b"}",
+    ],
+)
+def test_a_bomb_is_the_peers_fault(body: bytes) -> None:
+    source = deframer()
+    source.feed(len(body).to_bytes(4, "big") + body)
+    with pytest.raises(PeerProtocolError, match="does not parse"):
+        source.next_message()
+
+
 @given(st.binary(max_size=60))
 def test_any_body_is_a_message_or_the_peers_fault(body: bytes) -> None:
     source = deframer()

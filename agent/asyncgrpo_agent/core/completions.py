@@ -64,7 +64,8 @@ class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse(body: bytes) -> CompletionRequest:
-    """Raises msgspec.MsgspecError for a body that is no completion request."""
+    """Raises msgspec.MsgspecError for a body that is no completion request, or RecursionError for
+    one that is nested without end."""
     known: _Known | _KnownIds
     try:
         known = _ids_decoder.decode(body)
@@ -109,6 +110,6 @@ def _with_model_parsed(body: bytes, *, old: str, new: str) -> bytes:
     try:
         fields = _fields_decoder.decode(body)
         model = msgspec.json.decode(fields.get("model", b"null"))
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return body  # no JSON object: an error text of vLLM or of something before it
     return msgspec.json.encode({**fields, "model": new}) if model == old else body

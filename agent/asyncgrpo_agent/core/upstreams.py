@@ -41,7 +41,7 @@ def is_engine_answer(status: int, content_type: str, body: bytes) -> bool:
         return body[:1] == b"{"
     try:
         _failure.decode(body)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return False
     return status >= 400
 

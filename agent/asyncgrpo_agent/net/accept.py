@@ -152,6 +152,8 @@ class _Door:
     async def let_in(self, transport: trio.SocketStream) -> None:
         try:
             await self._let_in(transport)
+        except Exception:  # the border of this connection: no bug in it may harm another
+            log.exception("accept.failed")
         finally:
             await trio.aclose_forcefully(transport)
 

@@ -281,7 +281,7 @@ class EngineClient:
     def _decode(self, answer: Answer, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(answer.body, type=kind)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise self._error(
                 f"an answer that is not vLLM's: {error}", status=answer.status
             ) from error
@@ -314,5 +314,5 @@ def failure_message(body: bytes) -> str:
     """
     try:
         return msgspec.json.decode(body, type=_Failure).error.message[:_REASON_CHARS]
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return body[:_REASON_CHARS].decode("utf-8", "replace")

@@ -209,7 +209,7 @@ class Gateway:
     async def _complete(self, request: Request) -> Response:
         try:
             call = completions.parse(request.body)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise _RefusedRequestError(str(error)) from error
         if call.stream:
             raise _RefusedRequestError('streaming is not supported: leave out "stream": true')
@@ -283,7 +283,7 @@ def _model_row(
 def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise _RefusedRequestError(str(error)) from error
 
 

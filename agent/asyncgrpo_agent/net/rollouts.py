@@ -89,7 +89,7 @@ def error_response(rollout: str, answer: CompletedRollout) -> Response:
 def _words(answer: CompletedRollout) -> dict[str, Any]:
     """The error in vLLM's own fields, whatever vLLM or another hop made of it."""
     error: dict[str, Any] = {}
-    with suppress(msgspec.MsgspecError):  # no body, or none of vLLM's API server
+    with suppress(msgspec.MsgspecError, RecursionError):  # no body, or none of vLLM's API server
         error = msgspec.json.decode(answer.body, type=_Words).error
     text = answer.body[:_REASON_CHARS].decode("utf-8", "replace")
     return {

@@ -75,7 +75,7 @@ async def _list(link: Link, join: Join) -> m.AdapterList:
         data = await _whole(stream, MAX_LIST_BYTES)
     try:
         shelf = msgspec.json.decode(data, type=m.AdapterList)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise PeerProtocolError(f"a list that does not parse: {error}", where=link.peer) from error
     return structs.replace(shelf, adapters=[r for r in shelf.adapters if _is_of(r, join.run)])
 

@@ -55,7 +55,11 @@ class RolloutSamples:
             return
         try:
             (choice,) = _BODY.decode(answer.body).choices
-        except (msgspec.MsgspecError, ValueError):  # without token ids, or several answers
+        except (
+            msgspec.MsgspecError,
+            RecursionError,
+            ValueError,
+        ):  # without token ids, or several answers
             return
         parts = parse_name(rollout.model)
         version = -1 if parts is None else parts.version

@@ -82,7 +82,7 @@ def _events(reader: EventReader, chunk: bytes, stream: LinkStream) -> list[Serve
 def _content(status: int, body: bytes, path: str, peer: str) -> Any:
     try:
         value = msgspec.json.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         what = f"an answer to {path} that does not parse (HTTP status {status})"
         raise PeerProtocolError(what, where=peer) from error
     if status == 200:

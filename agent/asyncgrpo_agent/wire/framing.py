@@ -82,5 +82,5 @@ def _end_of_message(data: bytes | bytearray | memoryview, max_bytes: int) -> int
 def _decoded(body: bytes | memoryview, decoder: msgspec.json.Decoder[T]) -> T:
     try:
         return decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:  # the latter: nested without end
         raise PeerProtocolError(f"message that does not parse: {error}") from error
