@@ -65,6 +65,11 @@ class Namespace:
         """End that."""
         _run(*self.within, "nft", "delete", "table", "inet", "deaf")
 
+    def open_loopback(self) -> None:
+        """Let a walled host talk to itself: a trainer's TRL and agent do."""
+        for chain, device in (("input", "iifname"), ("output", "oifname")):
+            _run(*self.within, "nft", "add", "rule", "inet", "wall", chain, device, "lo", "accept")
+
     def reaches(self, host: str, port: int) -> bool:
         """Whether a TCP connection from here gets any answer: made or refused, not lost."""
         program = (
@@ -117,11 +122,16 @@ def _run(*command: str, text: str = "") -> None:
 
 
 def open_ports(pid: int) -> list[str]:
-    """TCP addresses that anybody listens on in the namespace of process `pid`, loopback aside."""
+    """Addresses that anybody listens on in the namespace of process `pid`, loopback aside.
+
+    The kernel's own tables: no port and no protocol is missed, as a scan over the wire might. UDP
+    sockets that are bound to no peer count as listening.
+    """
     found = []
-    for file, loopback in (("tcp", "0100007F"), ("tcp6", "00000000000000000000000001000000")):
-        for row in Path(f"/proc/{pid}/net/{file}").read_text().splitlines()[1:]:
-            local, state = row.split()[1], row.split()[3]
-            if state == "0A" and not local.startswith(loopback):
-                found.append(local)
+    for kind, listening in (("tcp", "0A"), ("udp", "07")):
+        for file, loopback in ((kind, "0100007F"), (f"{kind}6", f"{'0' * 24}01000000")):
+            for row in Path(f"/proc/{pid}/net/{file}").read_text().splitlines()[1:]:
+                local, state = row.split()[1], row.split()[3]
+                if state == listening and not local.startswith(loopback):
+                    found.append(local)
     return found

@@ -267,6 +267,8 @@ class _Connection:
             head = await self._next_event()
         if not isinstance(head, h11.Request):
             return None
+        if doubt := _doubt(head):
+            raise _RefusedRequestError(400, doubt)
         with trio.fail_after(self._limits.body_s):
             body = await self._read_body(head)
         return _request(head, body)
@@ -360,6 +362,16 @@ def _headers(response: Response) -> list[tuple[str, str]]:
         ("content-length", str(len(response.body))),
         *response.headers,
     ]
+
+
+def _doubt(head: h11.Request) -> str:
+    """Why another reader could see another end of this request (RFC 9112, 2.3 and 6.1)."""
+    version, names = head.http_version, {name for name, _ in head.headers}
+    if version not in (b"1.0", b"1.1"):
+        return f"HTTP/{version.decode()} is not spoken here, 1.1 is"
+    if b"transfer-encoding" in names and (b"content-length" in names or version == b"1.0"):
+        return "transfer-encoding goes with neither a content-length nor HTTP/1.0"
+    return ""
 
 
 def _plain_request(head: PlainHead, body: bytes) -> Request:
