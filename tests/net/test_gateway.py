@@ -356,3 +356,23 @@ async def test_a_rollout_worker_with_everything_in_flight(url: str, backend: Fak
         for _ in range(256):
             clients.start_soon(roll_out_twice)
     assert answers == ["trl-policy-v1"] * 512
+
+
+@pytest.mark.parametrize(
+    "path",
+    [LOAD, "/", "", "/wrong" + LOAD, "/tokenx" + LOAD, "/token", "//token" + LOAD, "/tok\xe9n"],
+)
+async def test_whoever_does_not_know_the_token_gets_nothing(backend: Backend, path: str) -> None:
+    gateway = Gateway(backend, instance="t1", request_timeout_s=600.0, token="token")
+    body = {"lora_name": "v1", "lora_path": "/mine"}
+    status, answer = await ask(gateway, "POST", path, body)
+    assert status in (403, 404)
+    assert "/mine" not in str(answer)
+    assert (await ask(gateway, "GET", "/v1/models"))[0] == 403
+
+
+async def test_with_the_token_all_is_as_without(backend: Backend) -> None:
+    gateway = Gateway(backend, instance="t1", request_timeout_s=600.0, token="token")
+    status, _ = await ask(gateway, "POST", f"/token{LOAD}", {"lora_name": "v1", "lora_path": "/o"})
+    assert status == 200
+    assert (await ask(gateway, "GET", "/token/get_world_size")) == (200, {"world_size": 1})

@@ -39,6 +39,13 @@ class Trainer(Section, frozen=True, kw_only=True):
             "a free port of 127.0.0.1 by default, and no join is needed."
         ),
     ] = False
+    gateway_token: Annotated[
+        Flag,
+        Meta(
+            description="Let only those use the gateway who know a token in its URL, new at each "
+            "start: other users of this host do not. TRL and scripts are given that URL."
+        ),
+    ] = True
     min_replicas: Annotated[
         Positive, Meta(description="Replicas whose engine must be up before TRL starts.")
     ] = 1

@@ -6,7 +6,9 @@ bytes after a restart) for physical ones and back, and puts what routing needs i
 Invariants: a name that is no adapter of the run is refused, never answered by the base model, and a
 request without a name likewise, for vLLM would answer it from the base model. A load call is
 answered 200 or 500, never 404, which TRL reports as a switched-off feature. Only loopback hosts and
-no browser may ask.
+no browser may ask, and, where there is a token, only with it as the first part of the path: TRL
+sends no headers of ours, but appends its paths to the URL that it was given. Without it any user of
+this host could have a folder of theirs signed and published.
 
 Every error says which hop made it and whether the request may have run (`net.rollouts`).
 
@@ -16,11 +18,13 @@ It must not decide anything about the fleet or the bucket: that is the backend's
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from hmac import compare_digest
 from itertools import count
 from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import trio
+from msgspec import structs
 
 from asyncgrpo_agent.core import completions
 from asyncgrpo_agent.core.contract import LOGPROBS_MODE
@@ -88,8 +92,11 @@ class _RefusedRequestError(Exception):
 class Gateway:
     """TRL's vLLM. `instance` makes rollout ids unique among all starts of all trainers."""
 
-    def __init__(self, backend: Backend, *, instance: str, request_timeout_s: float) -> None:
+    def __init__(
+        self, backend: Backend, *, instance: str, request_timeout_s: float, token: str = ""
+    ) -> None:
         self._backend = backend
+        self._prefix = f"/{token}" if token else ""
         self._instance = instance
         self._request_timeout_s = request_timeout_s
         self._numbers = count(1)
@@ -120,6 +127,12 @@ class Gateway:
     async def handle(self, request: Request) -> Response:
         if fault := foreign_fault(request):
             return _error(403, fault, "ForbiddenError")
+        if self._prefix:
+            first, _, rest = request.path.removeprefix("/").partition("/")
+            if not compare_digest(f"/{first}".encode(), self._prefix.encode()):
+                what = "the path must begin with the gateway's token (see trainer.gateway_token)"
+                return _error(403, what, "ForbiddenError")
+            request = structs.replace(request, path=f"/{rest}")
         route = self._routes.get((request.method, request.path))
         if route is None:
             return _error(404, f"no route {request.method} {request.path}", "NotFoundError")

@@ -170,15 +170,18 @@ async def started(
     log_file: Path | None = None,
     grace_s: float = GRACE_S,
     routine: bool = False,
+    secrets: Sequence[str] = (),
 ) -> AsyncIterator[Child]:
     """Run `argv` for as long as the block lasts; leaving it, in any way, stops the child.
 
     `env` is the whole environment (see `procs.environment`). Standard output and error are one:
-    each line goes to `log_file` and to `on_line`. What the block raises comes out as it is.
+    each line goes to `log_file` and to `on_line`, without `secrets` and those of `env`. What the
+    block raises comes out as it is.
     Start and end of a `routine` child, one of many alike, are logged for debugging only.
     """
     _check_executable(name, argv[0], env)
-    output = Output(name, on_line=on_line, log_file=log_file, secrets=secret_values(env))
+    hidden = [*secret_values(env), *filter(None, secrets)]
+    output = Output(name, on_line=on_line, log_file=log_file, secrets=hidden)
     process = await _spawn(argv, env=env, cwd=cwd, guard_grace_s=min(grace_s, GUARD_GRACE_S))
     child = Child(name, process, output)
     tell = log.debug if routine else log.info

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import SystemRandom
+from secrets import token_urlsafe
 from typing import Any, Final
 
 import trio
@@ -68,6 +69,7 @@ log = Log(__name__)
 notifier = Notifier.from_environment(os.environ)
 
 FAREWELL_S: Final = 2.0
+TOKEN_BYTES: Final = 24  # of the gateway's token
 LAST_WORD_S: Final = 60.0
 
 
@@ -250,8 +252,12 @@ class TrainerAgent:
         self.traffic = Traffic(self.fleet_view)
         self.samples = RolloutSamples(self.config.trainer.sample_rollouts, self.link.tell_sample)
         self.resumption = Resumption(self.config, self.join, self.bucket, self.digest)
+        self.token = token_urlsafe(TOKEN_BYTES) if self.config.trainer.gateway_token else ""
         self.gateway = Gateway(
-            self, instance=instance, request_timeout_s=self.config.trainer.request_timeout_s
+            self,
+            instance=instance,
+            request_timeout_s=self.config.trainer.request_timeout_s,
+            token=self.token,
         )
 
     def record(self, kind: str, **fields: object) -> None:
@@ -376,7 +382,8 @@ class TrainerAgent:
             ) from error
         bound = listeners[0].socket.getsockname()[1]
         shown = f"[{host}]" if ":" in host else host
-        return list(listeners), f"http://{shown}:{bound}"
+        suffix = f"/{self.token}" if self.token else ""
+        return list(listeners), f"http://{shown}:{bound}{suffix}"
 
     async def _serve_gateway(
         self,
@@ -390,7 +397,7 @@ class TrainerAgent:
     async def _check_job(self, job: Path) -> None:
         """Find what cannot work while vLLM is still loading. Raises ConfigError."""
         self.record("phase", phase="checking")
-        await run_job(self.config, job, check=True)
+        await run_job(self.config, job, check=True, secrets=[self.token])
         log.info("train.checked")
 
     # --- TRL ------------------------------------------------------------------------------
@@ -401,7 +408,7 @@ class TrainerAgent:
         with self.training:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.stall.watch)
-                await run_job(self.config, job, check=False)
+                await run_job(self.config, job, check=False, secrets=[self.token])
                 nursery.cancel_scope.cancel()
             self.succeeded, self.outcome = True, "training finished"
         self.is_training = False

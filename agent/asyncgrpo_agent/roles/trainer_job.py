@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +13,7 @@ from asyncgrpo_agent.config.kinds import is_hub_name
 from asyncgrpo_agent.config.sections import Config
 from asyncgrpo_agent.errors import ChildExitedError
 from asyncgrpo_agent.procs import child, trl
+from asyncgrpo_agent.store import private_files
 
 STOP_TRL_S: Final = 15.0  # beside what it may take to save a checkpoint
 TRL_PATIENCE_S: Final = 15  # TRL must not give up on a rollout before the fleet does
@@ -74,12 +76,15 @@ def write_job(
     }
     path = run_folder(config.state_dir, run_name) / "job.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(job, indent=1))
+    private_files.write(path, json.dumps(job, indent=1).encode())  # the URL holds a token
     return path
 
 
-async def run_job(config: Config, job: Path, *, check: bool) -> None:
-    """Check the job, or train. Raises ConfigError or ChildExitedError."""
+async def run_job(config: Config, job: Path, *, check: bool, secrets: Sequence[str] = ()) -> None:
+    """Check the job, or train; what it says is kept without `secrets`.
+
+    Raises ConfigError or ChildExitedError.
+    """
     name = "check" if check else "train"
     argv, additions = trl.train_command(
         config.engine.python,
@@ -98,6 +103,7 @@ async def run_job(config: Config, job: Path, *, check: bool) -> None:
         argv,
         env=child.inherited({**additions, **config.engine.env}, caches=str(config.cache_dir)),
         log_file=log_file,
+        secrets=secrets,
         grace_s=STOP_TRL_S + config.trainer.save_s,
     ) as process:
         code = await process.wait()
