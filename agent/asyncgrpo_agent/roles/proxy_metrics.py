@@ -34,7 +34,7 @@ LINKS: Final = Family(
 )
 PAGES: Final = Family("proxy_live_pages", "gauge", "Pages that follow a run now.")
 REFUSALS: Final = Family(
-    "proxy_refusals", "counter", "Peers that were refused or sent away.", ("event",)
+    "proxy_refusals", "counter", "Peers that were refused, sent away, or left unknown.", ("event",)
 )
 CERTIFICATE_END: Final = Family(
     "proxy_certificate_end_timestamp_seconds", "gauge", "When the certificate shown ends."
