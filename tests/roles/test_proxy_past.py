@@ -12,13 +12,17 @@ import pytest
 import trio
 import trio.testing
 
-from asyncgrpo_agent.config.sections import Bucket, Config
+from asyncgrpo_agent.config.sections import Bucket, Config, Role
+from asyncgrpo_agent.config.sources import Setting, parse
 from asyncgrpo_agent.core.segments import encode, line_of
 from asyncgrpo_agent.report.run import Run
 from asyncgrpo_agent.roles import proxy_past
+from asyncgrpo_agent.roles.bucket_mount import bucket_mounted
 from asyncgrpo_agent.roles.proxy_past import KEPT, NotReadError, PastRuns, run_row, snapshot
 from asyncgrpo_agent.store.listing import Listing
+from asyncgrpo_agent.store.mounts import mounted_at
 from asyncgrpo_agent.store.segments import write_segment
+from fakes import mount_s3
 from fakes.histories import simulated
 from fakes.strict_mount import StrictBucket
 
@@ -156,3 +160,58 @@ def test_a_snapshot_is_as_that_of_a_run_that_is_live() -> None:
     assert shown["facts"]["max_staleness"] == 4
     assert shown["run"]["cost"] == pytest.approx(0.2945, abs=0.001)
     assert set(run_row("old", None)) == set(shown["run"])
+
+
+# --- a bucket that the proxy mounts itself -----------------------------------------------------
+
+
+def configured(store: mount_s3.Installed, role: Role, program: str = "") -> Config:
+    folder = store.root.parent
+    keys = {
+        "bucket.url": "s3://data/runs",
+        "bucket.mount_s3": program or str(store.program),
+        "bucket.credentials_file": str(store.credentials),
+        "agent.state_dir": f"{folder}/{role}",
+    }
+    if role == "trainer":
+        keys |= {"model.path": "m", "link.join": "j"}
+        keys |= {"train.dataset": "d.jsonl", "train.rewards": '["a:b"]'}
+    settings = [Setting(path=path, value=value, origin="test") for path, value in keys.items()]
+    return parse(role=role, cwd=folder, settings=settings)
+
+
+@pytest.mark.slow
+async def test_a_proxy_mounts_the_bucket_itself_and_only_to_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(proxy_past, "FIRST_LOOKS_S", 0.1)
+    store = mount_s3.installed(tmp_path)
+    store.make_bucket("data")
+    trainer, proxy = configured(store, "trainer"), configured(store, "proxy")
+    async with bucket_mounted(trainer):
+        keep(Path(trainer.bucket.path), "old")
+    past = PastRuns(proxy, ())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(past.serve)
+        await listed(past, "old")
+        assert await past.find("old") is not None
+        found = mounted_at(Path(proxy.bucket.path))
+        assert found is not None
+        assert found.read_only
+        nursery.cancel_scope.cancel()
+    assert mounted_at(Path(proxy.bucket.path)) is None
+
+
+@pytest.mark.slow
+async def test_a_mount_that_cannot_be_had_ends_no_proxy(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = mount_s3.installed(tmp_path)
+    past = PastRuns(configured(store, "proxy", program=str(tmp_path / "none")), ())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(past.serve)
+        with trio.fail_after(20):
+            while "past_runs.unmounted" not in caplog.text:  # noqa: ASYNC110 - a log tells nobody
+                await trio.sleep(0.01)
+        assert past.names == []
+        nursery.cancel_scope.cancel()

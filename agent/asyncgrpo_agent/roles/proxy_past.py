@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -23,8 +24,9 @@ from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.report import facts as report
 from asyncgrpo_agent.report.run import Run
 from asyncgrpo_agent.roles.bucket_host import BucketHost
-from asyncgrpo_agent.roles.bucket_mount import keep_mounted
+from asyncgrpo_agent.roles.bucket_mount import keep_mounted, mount_spec
 from asyncgrpo_agent.roles.proxy_snapshot import NEWEST_EVENTS, NEWEST_SYNCS, REWARD_STEPS
+from asyncgrpo_agent.store.mounts import mounted_at
 
 log = Log(__name__)
 
@@ -61,18 +63,27 @@ class PastRuns:
         bucket = self.config.bucket
         if not bucket.path or bucket.source == "link":
             return
-        host = BucketHost(bucket.path, _ANY_RUN, self.config.agent)
-        async with host.running(), trio.open_nursery() as nursery:
-            self._bucket, self._nursery = host, nursery
-            if bucket.url and self.config.role == "proxy":  # a trainer has mounted its own
-                nursery.start_soon(self._mount)
-            await self._keep_looking()
+        async with trio.open_nursery() as nursery:
+            if bucket.url:
+                if self.config.role == "proxy":  # a trainer mounts its own
+                    nursery.start_soon(self._mount)
+                await self._mounted()
+            host = BucketHost(bucket.path, _ANY_RUN, self.config.agent)
+            async with host.running():
+                self._bucket, self._nursery = host, nursery
+                await self._keep_looking()
 
     async def _mount(self) -> None:
         try:
             await keep_mounted(self.config)
         except AgentError as error:
             log.error("past_runs.unmounted", reason=str(error))
+
+    async def _mounted(self) -> None:
+        """Until then the folder is bare, and would be taken for an empty bucket for ever."""
+        point = Path(mount_spec(self.config).mount_point)
+        while mounted_at(point) is None:  # noqa: ASYNC110 - the mount table tells nobody
+            await trio.sleep(FIRST_LOOKS_S)
 
     async def _keep_looking(self) -> None:
         while True:
