@@ -9,6 +9,7 @@ import pytest
 
 from asyncgrpo_agent.core.segments import MAX_SEGMENT_BYTES
 from asyncgrpo_agent.errors import BucketUnavailableError
+from asyncgrpo_agent.store import segments
 from asyncgrpo_agent.store.listing import Listing
 from asyncgrpo_agent.store.segments import (
     list_recorded_runs,
@@ -54,12 +55,14 @@ def test_a_bucket_that_fails_says_so(mounted: Host) -> None:
         write_segment(listing, ATTEMPT, 0, b"x")
 
 
-def test_one_answer_has_a_limit(tmp_path: Path) -> None:
+def test_one_answer_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "MAX_SEGMENTS", 3)
     listing = Listing(tmp_path / "run")
     large = b"x" * (MAX_SEGMENT_BYTES // 2 + 1)
-    for number in range(3):
+    for number in range(4):
         write_segment(listing, ATTEMPT, number, large)
     keys = list_segments(listing)
+    assert [key.number for key in keys] == [1, 2, 3]
     assert len(read_segments(listing, keys)) == 1
     (tmp_path / "run" / keys[0].key).write_bytes(b"x" * (2 * MAX_SEGMENT_BYTES))
     (found,) = read_segments(listing, keys)

@@ -5,6 +5,7 @@ mount's worker.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from asyncgrpo_agent.core.adapters import is_attempt, is_run_name
 from asyncgrpo_agent.core.segments import (
@@ -18,6 +19,8 @@ from asyncgrpo_agent.store.heartbeat import SILENT, Heartbeat
 from asyncgrpo_agent.store.listing import Listing
 from asyncgrpo_agent.store.mounts import MountWatch, list_names, unavailable
 from asyncgrpo_agent.store.objects import ObjectWriter, check_same, finished, retried
+
+MAX_SEGMENTS: Final = 50_000  # half a year of one each LONGEST_S
 
 
 def write_segment(
@@ -42,7 +45,7 @@ def write_segment(
 
 
 def list_segments(listing: Listing) -> list[SegmentKey]:
-    """Of all attempts, oldest first."""
+    """Of all attempts, oldest first; of more than any run writes, the newest."""
     found = [
         key
         for attempt in listing.names(FOLDER)
@@ -50,7 +53,7 @@ def list_segments(listing: Listing) -> list[SegmentKey]:
         for name in listing.names(f"{FOLDER}/{attempt}")
         if (key := parse_segment_name(attempt, name)) is not None
     ]
-    return sorted(found)
+    return sorted(found)[-MAX_SEGMENTS:]
 
 
 def read_segments(
