@@ -42,7 +42,7 @@ def test_what_is_not_known_is_left_out() -> None:
 def test_a_run_that_failed_says_why() -> None:
     run = Run()
     run.add({"t": 1.0, "kind": "ended", "ok": False, "reason": "out of memory"})
-    assert dict(title_facts(run))["Outcome"] == "failed: out of memory"
+    assert dict(title_facts(run))["Outcome"] == "did not finish: out of memory"
 
 
 def test_the_cost_of_a_run_that_was_killed_is_that_of_its_last_step() -> None:

@@ -76,7 +76,7 @@ def outcome(run: Run) -> str:
     """How it ended, as far as anybody has recorded."""
     story = run.story
     if story.failed:
-        return f"failed: {story.finished}"
+        return f"did not finish: {story.finished}"
     if story.finished:
         return f"finished: {story.finished}"
     return f"no end is recorded; the last record is of {_time(run.last_unix_s)}"
