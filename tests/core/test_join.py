@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import base64
+import hashlib
 from dataclasses import replace
 
 import pytest
@@ -69,6 +71,13 @@ def test_no_character_can_be_changed(at: int, other: str) -> None:
 def test_cut_line_is_refused(length: int) -> None:
     with pytest.raises(ConfigError):
         decode(LINE[:length])
+
+
+def test_a_line_that_is_nested_without_end_is_refused() -> None:
+    body = b'{"x":' + b"[" * 5_000 + b"]" * 5_000 + b"}"
+    data = hashlib.sha256(body).digest()[:4] + body
+    with pytest.raises(ConfigError, match="another version"):
+        decode(PREFIX + base64.urlsafe_b64encode(data).decode().rstrip("="))
 
 
 @pytest.mark.parametrize("text", ["", "agrpo2." + LINE.removeprefix(PREFIX), LINE * 2, "{}"])

@@ -86,6 +86,22 @@ async def test_refusals_say_why(tmp_path: Path) -> None:
         assert answer(admission, message, role) == refusal
 
 
+async def test_a_trainers_token_is_for_its_run_and_role(tmp_path: Path) -> None:
+    admission = Admission(tmp_path, unix_time_s)
+    token = made(tmp_path, role="trainer", uses=1)
+    for run in ("other", "*", "", "../demo", "demo\0", "DEMO"):
+        message = msgspec.structs.replace(hello(token), role="trainer", run=run)
+        assert answer(admission, message, "trainer") == (
+            "permanent",
+            "the token is not valid for this run",
+        )
+    assert answer(admission, hello(token), "replica")[0] == "permanent"
+    good = msgspec.structs.replace(hello(token), role="trainer")  # none of that cost its one use
+    assert answer(admission, good, "trainer") == ("", "")
+    again = msgspec.structs.replace(good, instance="i2")
+    assert answer(admission, again, "trainer") == ("permanent", "the token has no uses left")
+
+
 async def test_strangers_who_are_refused_fill_no_file(
     tmp_path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

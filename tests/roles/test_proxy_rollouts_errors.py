@@ -7,6 +7,8 @@ socket to FakeVllm.
 from __future__ import annotations
 
 import json
+import tracemalloc
+import zlib
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,7 +32,7 @@ from asyncgrpo_agent.net.rollouts import CompletedRollout
 from asyncgrpo_agent.roles.proxy_rollouts import OWN_FAULT_AFTER, serve_rollout
 from asyncgrpo_agent.roles.proxy_run import ProxyRun, ReplicaLink
 from asyncgrpo_agent.roles.replica_rollouts import answer_rollout
-from asyncgrpo_agent.roles.trainer_link import TrainerLink
+from asyncgrpo_agent.roles.trainer_link import MAX_ANSWER_BYTES, TrainerLink
 from asyncgrpo_agent.wire import framing
 from asyncgrpo_agent.wire import messages as m
 from asyncgrpo_agent.wire.headers import CONTROL_REQUEST, OK_RESPONSE, path_of
@@ -188,6 +190,29 @@ async def quietly(run: Callable[..., Awaitable[None]], *arguments: object) -> No
             await run(*arguments)
         except* LinkError:
             pass
+
+
+async def test_a_replicas_answer_that_inflates_without_end_is_cut(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    bomb = zlib.compress(bytes(100 << 20))
+    assert len(bomb) < 1 << 20
+    chain = Chain(nursery, tmp_path / "vllm")
+
+    async def explode(stream: LinkStream) -> None:
+        answer = m.RolloutAnswer(200, "application/json", "deflate", "r1")
+        await stream.respond(OK_RESPONSE)
+        await stream.send(framing.encode(answer) + bomb)
+        await stream.end()
+
+    await chain.join_trainer(explode)
+    tracemalloc.start()
+    response = await chain.ask()
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert response.status == 502
+    assert b"too large" in response.body
+    assert peak_bytes < 3 * MAX_ANSWER_BYTES
 
 
 # --- what goes wrong -----------------------------------------------------------------------------

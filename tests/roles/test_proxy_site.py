@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -152,6 +154,10 @@ async def test_a_login_opens_a_session_that_outlives_the_connection(world: World
         wrong = await ask(link, request("/login", method="POST"), b'{"token": "x"}')
         assert wrong.status == 403
         assert "fix" in wrong.json
+        nested = b'{"x":' + b"[" * 2_500 + b"]" * 2_500 + b"}"
+        line = base64.urlsafe_b64encode(hashlib.sha256(nested).digest()[:4] + nested).decode()
+        bomb = json.dumps({"token": "agrpo1." + line.rstrip("=")}).encode()
+        assert (await ask(link, request("/login", method="POST"), bomb)).status == 403
         body = json.dumps({"token": token}).encode()
         done = await ask(link, request("/login", method="POST"), body)
         assert done.status == 204
@@ -187,6 +193,11 @@ async def test_a_viewer_of_one_run_sees_no_other_and_agents_tokens_show_nothing(
         assert (await ask(link, request("/api/runs/secret", token=token))).status == 404
         runs = (await ask(link, request("/api/runs", token=token))).json["runs"]
         assert [row["name"] for row in runs] == ["demo"]
+        for name in ("secret", "demo/../secret", "%73ecret", "*", "..", ""):
+            for part in ("", "/rollouts", "/events", "/steps", "/live", "/syncs", "/metrics"):
+                answer = await ask(link, request(f"/api/runs/{name}{part}", token=token))
+                assert answer.status == 404 or (name, part) == ("", "")
+        assert b"secret" not in (await ask(link, request("/metrics", token=token))).body
     async with world.connected() as link:
         runs = (await ask(link, request("/api/runs", token=wide))).json["runs"]
         assert {row["name"] for row in runs} == {"demo", "secret"}
