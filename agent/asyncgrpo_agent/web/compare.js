@@ -6,7 +6,7 @@ import { CHARTS, resolve } from "./metrics.js";
 import { canPlot, Plot } from "./plot.js";
 import { onTheme } from "./theme.js";
 
-const SHOWN = ["reward", "time", "tokens", "staleness"];
+const SHOWN = ["reward", "ratio", "staleness", "time", "tokens", "queue"];
 const POINTS = 300;
 const STROKES = ["accent", "ink", "warn", "ok"];
 
@@ -31,7 +31,7 @@ export function compare() {
     plots = SHOWN.map((key, index) => {
       const chart = CHARTS.find((one) => one.key === key);
       const lines = histories.map((one) => ({ label: one.name }));
-      const plot = new Plot(chart.title, { lines, zero: chart.zero, unit: chart.unit, sync: "compare", strokes: STROKES, onZoom: (to) => plots.forEach((one) => one.zoom(to)) });
+      const plot = new Plot(chart.title, { lines, zero: chart.zero, axis: chart.axis, digits: chart.digits, unit: chart.unit, sync: "compare", strokes: STROKES, onZoom: (to) => plots.forEach((one) => one.zoom(to)) });
       plot.columns = histories.map((one) => {
         const at = new Map(one.step.map((step, place) => [step, one.columns[index][place] ?? null]));
         return { mean: x.map((step) => at.get(step) ?? null) };

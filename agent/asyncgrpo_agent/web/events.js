@@ -65,6 +65,13 @@ export function events(name, nowUnix) {
   return {
     root: view.root,
     show({ events: told }) { if (!kind && !text.value) known = told; draw(); },
+    /** Shows those of one replica, or with any other text. */
+    find(words) {
+      text.value = words;
+      reload();
+      view.root.scrollIntoView();
+      text.focus({ preventScroll: true });
+    },
     add(event) {
       if (!fits(event) || known.some((one) => one.seq === event.seq)) return;
       known = [{ ...event, fresh: true }, ...known];

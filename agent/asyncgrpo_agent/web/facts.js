@@ -23,7 +23,7 @@ export function facts(nowUnix) {
         figure("Generation paused", seconds(paused)),
         figure("Cost so far", run.cost ? number(run.cost, 2) : UNKNOWN),
         figure("Replica hours", number(run.replica_hours, 1)),
-        figure("Attempt", number(run.attempt), run.since_unix_s ? `for ${seconds(nowUnix() - run.since_unix_s)}` : ""));
+        figure("Attempt", run.attempt || UNKNOWN, run.since_unix_s ? `for ${seconds(nowUnix() - run.since_unix_s)}` : ""));
       const parts = [told?.model, told?.trl_version && `TRL ${told.trl_version}`, told?.vllm_version && `vLLM ${told.vllm_version}`, told?.agent_version && `agent ${told.agent_version}`,
         told?.weight_sync_steps && `sync every ${told.weight_sync_steps} steps`, told?.max_staleness != null && `max_staleness ${told.max_staleness}`];
       put(made, parts.filter(Boolean).join(" · "));

@@ -9,7 +9,7 @@ import { runsPage } from "./runs.js";
 import { themeSwitch } from "./theme.js";
 
 const SECTIONS = [["charts", "Training"], ["replicas", "Replicas"], ["syncs", "Syncs"], ["routing", "Routing"], ["rollouts", "Rollouts"], ["events", "Events"]];
-const LINK = { live: ["READY", "live"], connecting: ["JOINING", "connecting"], away: ["SUSPECT", "not connected, trying"], past: ["past", "past run"] };
+const LINK = { live: ["READY", "live"], connecting: ["JOINING", "connecting"], away: ["SUSPECT", "not connected, trying"], ended: ["failed", "session ended"], past: ["past", "past run"] };
 
 const bar = document.getElementById("bar");
 const main = document.getElementById("main");
@@ -30,6 +30,11 @@ function jump(id, word) {
   });
   return anchor;
 }
+
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address says which page it is
+  main.focus();
+});
 
 function onState(state) {
   put(link, stateMark(...LINK[state]));

@@ -26,12 +26,12 @@ export const CHARTS = [
     ] },
   { key: "flight", title: "Rollouts in flight", unit: "requests", zero: true,
     lines: [
-      { names: ["agrpo/in_flight", "rollout/inflight"], like: /in_?flight$/, label: "running" },
+      { names: ["rollout/inflight", "agrpo/in_flight"], like: /in_?flight$/, label: "running" },
       { names: ["agrpo/held"], label: "held" },
     ] },
   { key: "sync", title: "Time of a sync", unit: "s", zero: true,
     lines: [
-      { names: ["agrpo/sync_s", "perf/weight_sync_s"], like: /weight_sync(_time)?(_s)?$/, label: "sync" },
+      { names: ["perf/weight_sync_s", "agrpo/sync_s"], like: /weight_sync(_time)?(_s)?$/, label: "sync" },
       { names: ["agrpo/paused_s", "perf/weight_sync_pause_s"], label: "generation paused" },
     ] },
   { key: "backpressure", title: "Backpressure", unit: "s", zero: true,
@@ -41,10 +41,14 @@ export const CHARTS = [
     ] },
 ];
 
-/** The name under which this run logs a line, or null. */
+const leaf = (name) => name.slice(name.lastIndexOf("/") + 1);
+
+/** The name under which this run logs a line, or null: by name, by its part behind the slash, by `like`. */
 export function resolve(line, available) {
   const known = new Set(available);
-  return line.names.find((name) => known.has(name)) ?? (line.like ? available.find((name) => line.like.test(name)) ?? null : null);
+  const moved = () => (line.names[0].includes("/") ? available.find((name) => leaf(name) === leaf(line.names[0])) : undefined);
+  const alike = () => (line.like ? available.find((name) => line.like.test(name)) : undefined);
+  return line.names.find((name) => known.has(name)) ?? moved() ?? alike() ?? null;
 }
 
 /** All that the standard charts need of this run. */

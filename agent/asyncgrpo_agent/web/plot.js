@@ -80,7 +80,7 @@ export class Plot {
       : [];
     const axis = { stroke: () => colour("ink-3"), font: "11px system-ui, sans-serif", ticks: { show: false }, grid: { stroke: () => colour("grid"), width: 1 } };
     return {
-      width: this.host.clientWidth, height: HEIGHT, legend: { show: false }, padding: [8, 8, 0, 0],
+      width: this.host.clientWidth, height: HEIGHT, legend: { show: false }, padding: [8, 18, 0, 0],
       cursor: {
         sync: { key: this.syncKey, setSeries: false }, y: false, drag: { x: true, y: false, setScale: false },
         points: { size: 6 },

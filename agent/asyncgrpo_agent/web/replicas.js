@@ -1,14 +1,20 @@
 // The replicas, one row each: sorted by a click on a heading, updated in place.
 
-import { h, panel, put } from "./dom.js";
-import { judgePolicy } from "./findings.js";
+import { choice } from "./choice.js";
+import { h, panel, put, say } from "./dom.js";
+import { judgePolicy, judgeSyncs } from "./findings.js";
 import { compact, number, percent, plural, seconds, UNKNOWN, version } from "./format.js";
 import { icon, stateMark, tone } from "./icons.js";
 
-const HELD = { held: ["ok", "as announced"], lags: ["info", "not yet"], other: ["error", "other digest"], unverified: ["warning", "unverified"] };
+const MOST_SKEW_S = 5;
+const SETTLED_S = 60; // a newcomer may lag
+const HELD = {
+  held: ["ok", "as announced"], next: ["ok", "next on its way"], lags: ["info", "not yet"], refused: ["warning", "refused the newest"],
+  other: ["error", "other digest"], unverified: ["warning", "unverified"],
+};
 
 const COLUMNS = [
-  ["Replica", (one) => one.name, (one) => h("b", {}, one.name)],
+  ["Replica", (one) => one.name, null], // made once, so that the focus stays
   ["State", (one) => one.state, (one) => h("span", { title: one.reason }, stateMark(one.state), h("small", {}, ` ${seconds(one.since_s)}`))],
   ["Newest", (one) => one.newest_version ?? -1, (one) => h("span", { title: (one.loaded ?? []).join("\n") }, version(one.newest_version),
     one.lag_versions > 0 ? h("small", {}, ` ${number(one.lag_versions)} behind`) : null, h("small", {}, ` ${number((one.loaded ?? []).length)} held`))],
@@ -32,12 +38,16 @@ function meter(share) {
   return h("span", { class: "meter", "aria-hidden": "true" }, h("i", { style: { width: `${Math.max(0, Math.min(1, share || 0)) * 100}%` } }));
 }
 
-export function replicas() {
-  const find = h("input", { type: "search", placeholder: "Find a replica", "aria-label": "Find a replica" });
-  const note = h("span", { class: "quiet" });
-  const view = panel("replicas", "Replicas", note, h("div", { class: "tools" }, find));
+/** `onName(name)`: somebody wants to know more of a replica. */
+export function replicas(nowUnix, onName) {
+  const find = h("input", { type: "search", placeholder: "Find a replica", "aria-label": "Find a replica", id: "replica-text" });
+  const which = choice("replica-state", "State", [["", "All"], ["look", "To look at"], ["READY", "Ready"], ["SUSPECT", "Suspect"], ["JOINING", "Joining"], ["DRAINING", "Draining"]], show);
+  const note = h("span", { class: "quiet", role: "status" });
+  const view = panel("replicas", "Replicas", note, h("div", { class: "tools" }, which, find));
   const body = h("tbody", { role: "rowgroup" });
-  let sorted = 0;
+  const none = h("tr", { role: "row" }, h("td", { role: "cell", colspan: COLUMNS.length, class: "quiet" }));
+  const rows = new Map(); // name -> its row; kept as long as the replica is there
+  let sorted = null; // a column; null: those to look at first
   let down = false;
   let state = null;
   const heads = COLUMNS.map(([name], index) => {
@@ -55,17 +65,65 @@ export function replicas() {
 
   function show() {
     if (!state) return;
-    const { rows: held } = judgePolicy(state.syncs, state.replicas);
-    const wanted = state.replicas.filter((one) => `${one.name} ${one.state} ${one.source ?? ""}`.toLowerCase().includes(find.value.toLowerCase()));
-    const value = (one) => COLUMNS[sorted][1](one, held.get(one.name)) ?? -1;
+    const held = judgePolicy(state.syncs, state.replicas).rows;
+    const slow = judgeSyncs(state.syncs, state.replicas, nowUnix()).name;
+    const words = find.value.toLowerCase();
+    const mark = (one) => marked(one, held.get(one.name), slow);
+    const fits = (one) => (!which.select.value || (which.select.value === "look" ? mark(one) : one.state === which.select.value))
+      && `${one.name} ${one.state} ${one.source ?? ""}`.toLowerCase().includes(words);
+    const wanted = state.replicas.filter(fits);
+    const value = (one) => (sorted === null ? (mark(one) ? 0 : 1) : COLUMNS[sorted][1](one, held.get(one.name)) ?? -1);
     wanted.sort((a, b) => (value(a) < value(b) ? -1 : value(a) > value(b) ? 1 : a.name.localeCompare(b.name)) * (down ? -1 : 1));
     heads.forEach((head, index) => head.setAttribute("aria-sort", index === sorted ? (down ? "descending" : "ascending") : "none"));
-    put(body, wanted.map((one) => h("tr", { role: "row", class: one.state === "GONE" ? "gone" : "" },
-      COLUMNS.map(([name, , cell]) => h("td", { role: "cell", "data-label": name }, cell(one, held.get(one.name)))))));
+    place(wanted.map((one) => update(one, held.get(one.name), mark(one))));
+    for (const name of rows.keys()) if (!state.replicas.some((one) => one.name === name)) rows.delete(name);
     const ready = state.replicas.filter((one) => one.state === "READY").length;
-    note.textContent = `${number(ready)} ready of ${plural(state.replicas.length, "replica")}`;
-    if (!wanted.length) put(body, h("tr", { role: "row" }, h("td", { role: "cell", colspan: COLUMNS.length, class: "quiet" }, state.replicas.length ? "No replica is called so." : "No replica has registered.")));
+    const looked = state.replicas.filter(mark).length;
+    say(note, `${number(ready)} ready of ${plural(state.replicas.length, "replica")}${looked ? `, ${number(looked)} to look at` : ""}`);
+    if (!wanted.length) {
+      say(none.firstChild, state.replicas.length ? "No replica fits." : "No replica has registered.");
+      place([none]);
+    }
+  }
+
+  /** Puts rows in this order; one that is where it belongs is not touched, nor what is selected in it. */
+  function place(wanted) {
+    const here = new Set(wanted);
+    for (const row of [...body.children]) if (!here.has(row)) row.remove();
+    wanted.forEach((row, index) => {
+      if (body.children[index] !== row) body.insertBefore(row, body.children[index] ?? null);
+    });
+  }
+
+  function update(one, held, mark) {
+    let row = rows.get(one.name);
+    if (!row) {
+      row = h("tr", { role: "row" }, COLUMNS.map(([name]) => h("td", { role: "cell", "data-label": name })));
+      const button = h("button", { type: "button", class: "plain", title: "Show its events" }, one.name);
+      button.addEventListener("click", () => onName(one.name));
+      row.firstChild.append(button, h("small", { class: "is-warn" }));
+      rows.set(one.name, row);
+    }
+    row.className = one.state === "GONE" ? "gone" : "";
+    say(row.firstChild.lastChild, mark ? ` ${mark}` : "");
+    COLUMNS.forEach(([, , cell], index) => {
+      if (!cell) return;
+      const fresh = h("td", {}, cell(one, held));
+      const old = row.children[index];
+      if (old.innerHTML !== fresh.innerHTML) old.replaceChildren(...fresh.childNodes);
+    });
+    return row;
   }
 
   return { root: view.root, show(next) { state = next; show(); } };
+}
+
+/** Why somebody should look at this one, in a word or two; "" if nobody need. */
+function marked(one, held, slow) {
+  if (held === "other") return "other bytes";
+  if (held === "refused") return "refuses";
+  if (one.state !== "READY") return one.state.toLowerCase();
+  if (one.name === slow) return "slow to sync";
+  if (Math.abs(one.skew_s ?? 0) > MOST_SKEW_S) return "clock";
+  return held === "lags" && one.since_s > SETTLED_S ? "lags" : "";
 }

@@ -14,11 +14,17 @@ export function rollouts(name, allowed, nowUnix) {
   let known = [];
   find.addEventListener("input", draw);
 
+  function say(what, command, fix = "") {
+    find.hidden = true;
+    put(list, h("div", { class: "empty" }, h("p", {}, what), command ? h("p", {}, h("code", {}, command)) : null, fix ? h("p", { class: "soft" }, fix) : null));
+  }
+
   function draw() {
+    find.hidden = false;
     const text = find.value.toLowerCase();
     const shown = known.filter((one) => `${one.prompt} ${one.completion} ${one.replica}`.toLowerCase().includes(text));
     put(list, shown.map(sample));
-    if (!shown.length) put(list, h("p", { class: "empty" }, known.length ? "None has this text." : "None sampled yet. The run's proxy samples with [telemetry] sample_rollouts."));
+    if (!shown.length) put(list, h("p", { class: "empty" }, known.length ? "None has this text." : "None was sampled yet."));
   }
 
   function sample(one) {
@@ -32,9 +38,14 @@ export function rollouts(name, allowed, nowUnix) {
   return {
     root: view.root,
     async load() {
-      if (!allowed) return put(list, h("p", { class: "empty" }, "This token may not read rollouts. Make one with the scope for it: ", h("code", {}, "token create --role viewer --rollouts")));
-      known = await api.rollouts(name, KEPT).catch(() => []);
-      draw();
+      if (!allowed) return say("This session may not read rollouts: they are people's prompts and data.", "asyncgrpo-agent token create --role viewer --rollouts");
+      try {
+        known = await api.rollouts(name, KEPT);
+        draw();
+      } catch (error) {
+        if (error.status === 404) say("No rollouts are sampled. The proxy does so with this in its configuration:", "[telemetry] sample_rollouts = true");
+        else say(error.message, "", error.fix);
+      }
     },
     add(one) {
       known = [one, ...known].slice(0, KEPT);

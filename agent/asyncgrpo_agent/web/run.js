@@ -2,9 +2,10 @@
 
 import * as api from "./api.js";
 import { charts } from "./charts.js";
-import { h } from "./dom.js";
+import { h, put, say } from "./dom.js";
 import { events } from "./events.js";
 import { facts } from "./facts.js";
+import { clock } from "./format.js";
 import { follow } from "./live.js";
 import { wanted } from "./metrics.js";
 import { replicas } from "./replicas.js";
@@ -15,30 +16,38 @@ import { syncs } from "./syncs.js";
 import { verdict } from "./verdict.js";
 
 const SYNCS = 40; // that findings are made of
+const EVERY_MS = 400; // between two drawings
+const PATIENCE_MS = 1500;
 
 export async function runPage(name, who, nowUnix, onState) {
   let state = await api.snapshot(name);
   let history = new Series();
-  let seen = 0; // a frame is asked for once
+  let timer = 0;
+  let drawn_ms = -EVERY_MS;
   let loading = false;
   const panels = {
-    verdict: verdict(nowUnix), facts: facts(nowUnix), charts: charts(loadSeries), replicas: replicas(), syncs: syncs(name, nowUnix),
+    verdict: verdict(nowUnix), facts: facts(nowUnix), charts: charts(loadSeries), replicas: replicas(nowUnix, (one) => panels.events.find(one)), syncs: syncs(name, nowUnix),
     routing: routing(), events: events(name, nowUnix), rollouts: rollouts(name, who.scopes.includes("rollouts"), nowUnix),
   };
-  const root = [panels.verdict.root, panels.facts.root, panels.charts.root, panels.replicas.root, panels.syncs.root,
+  const notice = outage(nowUnix);
+  const root = [notice.root, panels.verdict.root, panels.facts.root, panels.charts.root, panels.replicas.root, panels.syncs.root,
     h("div", { class: "side" }, panels.routing.root, panels.rollouts.root), panels.events.root];
   const dirty = new Set();
 
+  /** Draws these panels soon. A sync of fifty replicas is fifty events within a second. */
   function later(...which) {
     which.forEach((one) => dirty.add(one));
-    if (!seen) seen = requestAnimationFrame(() => {
-      seen = 0;
-      for (const one of dirty) {
-        if (one === "charts") panels.charts.show(history, state.series_names);
-        else panels[one].show(state);
-      }
-      dirty.clear();
-    });
+    if (!timer) timer = setTimeout(() => requestAnimationFrame(draw), Math.max(0, drawn_ms + EVERY_MS - performance.now()));
+  }
+
+  function draw() {
+    timer = 0;
+    drawn_ms = performance.now();
+    for (const one of dirty) {
+      if (one === "charts") panels.charts.show(history, state.series_names);
+      else panels[one].show(state);
+    }
+    dirty.clear();
   }
 
   async function loadSeries() {
@@ -48,13 +57,19 @@ export async function runPage(name, who, nowUnix, onState) {
       const names = wanted(state.series_names, panels.charts.extras());
       if (names.length) history = new Series(await api.series(name, names, POINTS));
       later("charts");
+    } catch (error) {
+      if (!(error instanceof api.ApiError)) throw error; // the proxy is away, and so is the stream
     } finally {
       loading = false;
     }
   }
 
   async function reload() {
-    state = await api.snapshot(name);
+    try {
+      state = await api.snapshot(name);
+    } catch {
+      return; // it has gone again, and says to load anew when it is back
+    }
     later("verdict", "facts", "replicas", "syncs", "routing", "events");
     await loadSeries();
   }
@@ -79,6 +94,34 @@ export async function runPage(name, who, nowUnix, onState) {
   later("verdict", "facts", "replicas", "syncs", "routing", "events", "charts");
   loadSeries();
   panels.rollouts.load();
-  const stop = state.run.state === "past" ? (onState("past"), () => {}) : follow(name, state.seq, on, onState);
-  return { root, close() { stop(); cancelAnimationFrame(seen); panels.charts.close(); } };
+  const stop = state.run.state === "past" ? (onState("past"), () => {}) : follow(name, state.seq, on, (link) => {
+    onState(link);
+    notice.show(link);
+  });
+  return { root, close() { stop(); clearTimeout(timer); panels.charts.close(); panels.verdict.close(); } };
+}
+
+/** Says that what is shown is no longer new, once the proxy has been away for a moment. */
+function outage(nowUnix) {
+  const root = h("p", { class: "notice", role: "status", hidden: true });
+  let timer = 0;
+  return {
+    root,
+    show(link) {
+      if (link === "live") {
+        clearTimeout(timer);
+        timer = 0;
+        root.hidden = true;
+      } else if (link === "ended") {
+        root.hidden = false;
+        put(root, "This session has ended. ", h("a", { href: "/" }, "Log in again"), " to go on.");
+      } else if (link === "away" && !timer) {
+        const since = clock(nowUnix(), nowUnix());
+        timer = setTimeout(() => {
+          root.hidden = false;
+          say(root, `The proxy does not answer; it is tried again. What is shown is as of ${since}.`);
+        }, PATIENCE_MS);
+      }
+    },
+  };
 }

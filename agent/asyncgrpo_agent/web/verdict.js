@@ -1,9 +1,11 @@
 // The answers on top: why the run is as fast as it is, who holds up the syncs, what is served.
 
-import { h, put } from "./dom.js";
+import { figure, h, put } from "./dom.js";
 import { judgePolicy, judgeSyncs } from "./findings.js";
-import { quantity, seconds } from "./format.js";
+import { clock, number, quantity, seconds, stamp } from "./format.js";
 import { icon, tone } from "./icons.js";
+
+const STEADY_MS = 1000; // a sentence that changes faster cannot be read
 
 export function verdict(nowUnix) {
   const why = card("Why is it this fast?", "why");
@@ -12,22 +14,53 @@ export function verdict(nowUnix) {
   const alerts = h("ul", { class: "alerts", "aria-label": "Alerts" });
   const root = h("div", { class: "answers" }, why.root, sync.root, policy.root, alerts);
 
+  const answers = steadily(({ syncs, replicas }) => {
+    const held = judgeSyncs(syncs, replicas, nowUnix());
+    sync.say(held.state, held.sentence);
+    put(sync.more, held.notes.map((note) => h("p", { class: "soft" }, note)));
+    const served = judgePolicy(syncs, replicas);
+    policy.say(served.state, served.sentence);
+    put(policy.more, served.digest ? h("dl", { class: "figures" }, figure("trained", served.newest), figure("its digest", h("code", {}, served.digest)),
+      figure("held by", number(served.held), `of ${number(served.of)}`)) : null);
+  });
+
   return {
     root,
-    show({ verdict: told, alerts: raised, syncs, replicas }) {
+    show(state) {
+      const { verdict: told, alerts: raised } = state;
       why.say(told?.kind ?? "unknown", told?.sentence ?? "Nothing is known of this run's speed yet.");
       put(why.more, evidence(told?.evidence ?? []), advice(told?.advice ?? []));
-      const held = judgeSyncs(syncs);
-      sync.say(held.state, held.sentence);
-      const served = judgePolicy(syncs, replicas);
-      policy.say(served.state, served.sentence);
+      answers.show(state);
       alerts.hidden = !raised?.length;
-      put(alerts, (raised ?? []).map((alert) => h("li", { class: `alert ${alert.severity}` },
-        h("span", { class: `state ${tone(alert.severity)}` }, icon(alert.severity), alert.severity),
-        h("span", {}, h("b", {}, alert.sentence), alert.fix ? ` ${alert.fix}` : ""),
-        h("span", { class: "quiet" }, alert.since_unix_s ? `for ${seconds(Math.max(1, nowUnix() - alert.since_unix_s))}` : ""))));
+      put(alerts, (raised ?? []).map((one) => alert(one, nowUnix())));
     },
+    close: answers.close,
   };
+}
+
+/** Shows the newest state, but no oftener than every STEADY_MS. */
+function steadily(draw) {
+  let newest = null;
+  let timer = 0;
+  const turn = () => {
+    timer = newest === null ? 0 : setTimeout(turn, STEADY_MS);
+    if (newest !== null) draw(newest);
+    newest = null;
+  };
+  return {
+    show(state) {
+      newest = state;
+      if (!timer) turn();
+    },
+    close() { clearTimeout(timer); },
+  };
+}
+
+function alert(one, now) {
+  return h("li", { class: `alert ${one.severity}` },
+    h("span", { class: `state ${tone(one.severity)}` }, icon(one.severity), one.severity),
+    h("span", {}, h("b", {}, one.sentence), one.fix ? h("span", { class: "fix" }, one.fix) : null),
+    one.since_unix_s ? h("span", { class: "quiet", title: stamp(one.since_unix_s) }, `since ${clock(one.since_unix_s, now)}, for ${seconds(Math.max(1, Math.round(now - one.since_unix_s)))}`) : null);
 }
 
 function card(question, key) {
@@ -48,8 +81,11 @@ function card(question, key) {
 
 function evidence(rows) {
   if (!rows.length) return null;
-  return h("dl", { class: "figures" }, rows.map((row) => h("div", {}, h("dt", {}, row.name), h("dd", {}, quantity(row.value, row.unit),
-    row.limit !== null && row.limit !== undefined ? h("small", {}, ` of ${quantity(row.limit, row.unit)}`) : null))));
+  return h("dl", { class: "figures" }, rows.map((row) => {
+    const limited = row.limit !== null && row.limit !== undefined;
+    if (row.unit === "share" || !limited) return figure(row.name, quantity(row.value, row.unit), limited ? `limit ${quantity(row.limit, row.unit)}` : "");
+    return figure(row.name, number(row.value), `of ${quantity(row.limit, row.unit)}`);
+  }));
 }
 
 function advice(list) {

@@ -36,7 +36,7 @@ export function windowed({ label, rowHeight, height, row, onChoose, onEnd }) {
     const first = Math.max(0, Math.floor(root.scrollTop / rowHeight) - SPARE_ROWS);
     const last = Math.min(items.length, Math.ceil((root.scrollTop + height) / rowHeight) + SPARE_ROWS);
     canvas.replaceChildren(...items.slice(first, last).map((item, offset) => element(item, first + offset)));
-    if (chosen !== null && items.some((item) => item.key === chosen)) root.setAttribute("aria-activedescendant", `${id}-${chosen}`);
+    if (chosen !== null && items.slice(first, last).some((item) => item.key === chosen)) root.setAttribute("aria-activedescendant", `${id}-${chosen}`);
     else root.removeAttribute("aria-activedescendant");
     if (last === items.length && items.length && asked !== items.length && root.scrollTop > 0) {
       asked = items.length;
