@@ -11,6 +11,7 @@ import msgspec
 
 from asyncgrpo_agent.config.kinds import is_hub_name
 from asyncgrpo_agent.config.sections import Config
+from asyncgrpo_agent.core.slots import DEFAULT_MAX_STALENESS, UNKNOWN_STALENESS
 from asyncgrpo_agent.errors import ChildExitedError
 from asyncgrpo_agent.procs import child, trl
 from asyncgrpo_agent.store import private_files
@@ -33,6 +34,13 @@ def job_log(config: Config, run_name: str, name: str) -> Path:
     if config.agent.log_dir:
         return config.log_dir / f"{name}-{run_name}.log"
     return run_folder(config.state_dir, run_name) / f"{name}.log"
+
+
+def max_staleness(config: Config) -> int:
+    """How many versions behind a rollout may be; unknown if TRL is about to refuse it."""
+    value = config.train.passthrough.get("max_staleness", DEFAULT_MAX_STALENESS)
+    is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return value if is_number else UNKNOWN_STALENESS
 
 
 def write_job(

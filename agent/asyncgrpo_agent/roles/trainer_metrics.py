@@ -17,7 +17,7 @@ from asyncgrpo_agent.roles import exposition
 from asyncgrpo_agent.roles.telemetry import Source
 
 if TYPE_CHECKING:
-    from asyncgrpo_agent.roles.trainer import TrainerAgent
+    from asyncgrpo_agent.roles.trainer_agent import TrainerAgent
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from asyncgrpo_agent.core.join import Join
 from asyncgrpo_agent.errors import ChildNotReadyError
 from asyncgrpo_agent.roles.bucket_host import BucketHost
 from asyncgrpo_agent.roles.exposition import expose
-from asyncgrpo_agent.roles.trainer import TrainerAgent
+from asyncgrpo_agent.roles.trainer_agent import TrainerAgent
 from asyncgrpo_agent.roles.trainer_metrics import TrainerView
 from asyncgrpo_agent.store.history import History
 from asyncgrpo_agent.wire import messages as m
