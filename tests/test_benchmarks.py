@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess  # noqa: TID251 - as a user starts them
 import sys
 from pathlib import Path
@@ -95,3 +96,16 @@ def test_run(tmp_path: Path, engine_python: str) -> None:
     assert found["ratio"] > 0
     assert found["direct"].keys() == {"rollouts_per_s", "through", "ratio"}
     assert found["direct"]["ratio"] > 0.8
+
+
+@pytest.mark.deep
+def test_view(tmp_path: Path) -> None:
+    if not shutil.which("chromium") or not (ROOT / "tests/web/node_modules").is_dir():
+        pytest.skip("no chromium here, or no packages in tests/web (npm ci)")
+    shape = ("--steps=60", "--replicas=3", "--syncs=40", "--seconds=1", "--rounds=1")
+    found = bench("view", *shape, target=tmp_path / "view.json")
+    assert 0 < found["paint_s"] < 60
+    assert 0 < found["rss_mb_bare"] < found["rss_mb_viewed"]
+    assert 0 <= found["cpu_share_open"] < 1
+    assert found["answers_bytes"].keys() == {"snapshot", "series", "syncs", "events"}
+    assert found["live_bytes_per_s"] > 0

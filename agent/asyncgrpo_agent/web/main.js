@@ -40,10 +40,18 @@ function onState(state) {
   put(link, stateMark(...LINK[state]));
 }
 
+const named = () => {
+  const match = /^#\/run\/(.+)$/.exec(location.hash);
+  return match ? decodeURIComponent(match[1]) : "";
+};
+
 async function start() {
-  who = await api.me();
+  const early = named() ? api.snapshot(named()) : null; // what takes longest is asked for first
+  early?.catch(() => {}); // whoever waits for it is told
+  const [me, runs] = await Promise.all([api.me(), api.runs()]);
+  who = me;
   ahead_s = who.now_unix_s - Date.now() / 1000;
-  const names = (await api.runs()).map((run) => run.name);
+  const names = runs.map((run) => run.name);
   const select = choice("run", "Run", [["", "All runs"], ...names.map((name) => [name, name])], (name) => {
     location.hash = name ? `#/run/${encodeURIComponent(name)}` : "#/runs";
   });
@@ -51,19 +59,18 @@ async function start() {
   out.addEventListener("click", () => api.logout().finally(() => location.assign("/")));
   put(bar, h("a", { class: "name", href: "#/runs" }, "asyncgrpo", h("span", {}, "-agent")), select, link, nav, h("div", { class: "end" }, themeSwitch(), out));
   addEventListener("hashchange", () => route(select.select, names));
-  await route(select.select, names);
+  await route(select.select, names, early);
 }
 
-async function route(select, names) {
-  const match = /^#\/run\/(.+)$/.exec(location.hash);
-  const name = match ? decodeURIComponent(match[1]) : names.length === 1 && location.hash !== "#/runs" ? names[0] : "";
+async function route(select, names, early = null) {
+  const name = named() || (names.length === 1 && location.hash !== "#/runs" ? names[0] : "");
   page?.close();
   page = null;
   select.value = name;
   nav.hidden = !name;
   put(link);
   try {
-    page = name ? await runPage(name, who, nowUnix, onState) : runsPage(nowUnix);
+    page = name ? await runPage(name, who, nowUnix, onState, early) : runsPage(nowUnix);
     put(main, h("h1", { class: "unseen" }, name ? `Run ${name}` : "Runs"), page.root);
     document.title = `${name || "Runs"} · asyncgrpo-agent`;
   } catch (error) {

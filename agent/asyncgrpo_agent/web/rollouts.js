@@ -24,7 +24,7 @@ export function rollouts(name, allowed, nowUnix) {
     const text = find.value.toLowerCase();
     const shown = known.filter((one) => `${one.prompt} ${one.completion} ${one.replica}`.toLowerCase().includes(text));
     put(list, shown.map(sample));
-    if (!shown.length) put(list, h("p", { class: "empty" }, known.length ? "None has this text." : "None was sampled yet."));
+    if (!shown.length) put(list, h("p", { class: "empty" }, known.length ? "None has this text." : ["None was sampled yet. The trainer samples so many a minute with ", h("code", {}, "trainer.sample_rollouts"), "."]));
   }
 
   function sample(one) {
@@ -43,8 +43,7 @@ export function rollouts(name, allowed, nowUnix) {
         known = await api.rollouts(name, KEPT);
         draw();
       } catch (error) {
-        if (error.status === 404) say("No rollouts are sampled. The proxy does so with this in its configuration:", "[telemetry] sample_rollouts = true");
-        else say(error.message, "", error.fix);
+        say(error.message, "", error.fix);
       }
     },
     add(one) {

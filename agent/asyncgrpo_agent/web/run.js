@@ -19,8 +19,9 @@ const SYNCS = 40; // that findings are made of
 const EVERY_MS = 400; // between two drawings
 const PATIENCE_MS = 1500;
 
-export async function runPage(name, who, nowUnix, onState) {
-  let state = await api.snapshot(name);
+/** `early` is a snapshot that has been asked for already. */
+export async function runPage(name, who, nowUnix, onState, early = null) {
+  let state = await (early ?? api.snapshot(name));
   let history = new Series();
   let timer = 0;
   let drawn_ms = -EVERY_MS;
