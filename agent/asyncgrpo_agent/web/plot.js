@@ -111,8 +111,8 @@ export class Plot {
   bounds(low, high) {
     if (low === null || high === null) return this.axis ?? [0, 1];
     if (this.axis) {
-      const shown = this.extent(0);
-      return [Math.min(this.axis[0], shown[0]), Math.max(this.axis[1], shown[1])];
+      const shown = this.lines.map((_line, index) => this.extent(index)).filter(([least]) => Number.isFinite(least)).flat();
+      return [Math.min(this.axis[0], ...shown), Math.max(this.axis[1], ...shown)];
     }
     const bottom = this.zero ? Math.min(0, low) : low;
     const room = (high - bottom || Math.abs(high) || 1) * 0.08;
