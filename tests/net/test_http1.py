@@ -130,6 +130,14 @@ async def test_a_head_request_gets_no_body(connect: Connect) -> None:
     assert (await client.ask())[2] == b"body"
 
 
+async def test_a_head_request_that_is_refused_gets_none_either(connect: Connect) -> None:
+    stream = connect(body_bytes=100)
+    await stream.send_all(b"HEAD / HTTP/1.1\r\nhost: h\r\ncontent-length: 101\r\n\r\n")
+    answer = await read_all(stream)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert answer.endswith(b"\r\n\r\n")
+
+
 async def test_a_client_that_waits_is_told_to_continue(connect: Connect) -> None:
     stream = connect()
     await stream.send_all(

@@ -145,6 +145,7 @@ class _Connection:
         self._due = math.inf  # of the wait on the client that is under way
         self._handling = False
         self._plain = True  # the request at hand
+        self._head_only = False  # its answer has no body
         self._h11 = self._new_h11()  # of a request that is not
 
     def _new_h11(self) -> h11.Connection:
@@ -185,7 +186,7 @@ class _Connection:
         if self._plain:
             await self._write(write_head(response.status, _headers(response)) + response.body)
             return True
-        await self._send(response, head_only=request.method == "HEAD")
+        await self._send(response)
         if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
             return False
         self._received[:0] = self._h11.trailing_data[0]
@@ -262,11 +263,12 @@ class _Connection:
         return _plain_request(head, self._take(head.body_bytes))
 
     async def _read_any(self) -> Request | None:
-        self._plain = False
+        self._plain = self._head_only = False
         with trio.fail_after(self._limits.header_s):
             head = await self._next_event()
         if not isinstance(head, h11.Request):
             return None
+        self._head_only = head.method == b"HEAD"
         if doubt := _doubt(head):
             raise _RefusedRequestError(400, doubt)
         with trio.fail_after(self._limits.body_s):
@@ -317,14 +319,12 @@ class _Connection:
                 500, message, kind="InternalError", hop=self._hop, may_have_run=True
             )
 
-    async def _send(
-        self, response: Response, *, head_only: bool = False, close: bool = False
-    ) -> None:
+    async def _send(self, response: Response, *, close: bool = False) -> None:
         headers = _headers(response)
         if close:
             headers.append(("connection", "close"))
         events: list[h11.Event] = [h11.Response(status_code=response.status, headers=headers)]
-        if response.body and not head_only:
+        if response.body and not self._head_only:
             events.append(h11.Data(data=response.body))
         events.append(h11.EndOfMessage())
         output = b"".join(self._h11.send(event) or b"" for event in events)
