@@ -32,7 +32,7 @@ commands:
   run add               make a run known to a proxy that is not to have its private key
   run list              show the runs of this host and where their private keys are
   join add-key          complete a trainer's join line where the run's private key is
-  token create          make a join line for a replica or a trainer
+  token create          make a join line for a replica, a trainer or a viewer
   token list            show the tokens of all join lines
   token revoke          end one of them, and the links that are up on it
   status                show a run, or all of them; --watch; exits with 1 if one is not well

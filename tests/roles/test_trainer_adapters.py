@@ -16,7 +16,7 @@ from asyncgrpo_agent.config.sections import Config, Trainer
 from asyncgrpo_agent.core.join import Join
 from asyncgrpo_agent.errors import BucketUnavailableError
 from asyncgrpo_agent.roles.bucket_host import BucketHost
-from asyncgrpo_agent.roles.trainer_adapters import Adapters
+from asyncgrpo_agent.roles.trainer_adapters import PINNED_S, Adapters
 from asyncgrpo_agent.roles.trainer_link import Channel, TrainerLink
 from asyncgrpo_agent.roles.trainer_turns import Turns
 from asyncgrpo_agent.store.bucket import PublishedAdapter, publish
@@ -172,6 +172,24 @@ async def test_a_slow_report_does_not_outlast_trls_patience(
     world, began = World(tmp_path, sync_timeout_s=7200.0), trio.current_time()
     await world.load()
     assert trio.current_time() - began < TRL_WAITS_S
+
+
+async def test_a_version_that_is_evaluated_stays_between_two_answers(
+    tmp_path: Path, autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    world = World(tmp_path)
+    await world.load()
+    (name,) = world.adapters.live
+    nursery.start_soon(world.adapters.retire_idle)
+    for _ in range(3):
+        world.adapters.begin(name, is_evaluated=True)
+        world.adapters.retire("trl-policy-v1")
+        await trio.sleep(100.0)
+        world.adapters.finish(name)
+        await trio.sleep(PINNED_S - 1)
+        assert world.adapters.live == [name]
+    await trio.sleep(2.0)
+    assert (world.adapters.live, world.control.retired) == ([], [m.Retired([name], [])])
 
 
 async def test_a_name_goes_once_no_rollout_in_flight_uses_it(

@@ -287,7 +287,11 @@ async def _make_servable(run: ProxyRun, request: Request) -> None:
         await run.ask_for(model)
         return
     parts = parse_name(model)
-    if (engine is None and not run.links) or (parts is not None and parts.attempt == run.attempt):
+    is_ours = parts is not None and parts.attempt == run.attempt
+    if is_ours and parts is not None and run.has_forgotten(parts):
+        reason = f"{model!r} was retired long ago: no rollout may name it any more"
+        raise NotPlacedError(_refusal(404, reason, request))
+    if (engine is None and not run.links) or is_ours:
         return  # a proxy that has just restarted hears of it from the agents soon
     reason = f"{model!r} is neither an adapter of run {run.name} nor its base model"
     raise NotPlacedError(_refusal(404, reason, request))

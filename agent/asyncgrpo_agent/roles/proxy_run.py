@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 import trio
 
+from asyncgrpo_agent.core.adapters import NameParts, parse_name
 from asyncgrpo_agent.core.alerts import Board, Tries
 from asyncgrpo_agent.core.contract import Terms
 from asyncgrpo_agent.core.replicas import Fleet, State, Transition
@@ -37,6 +38,7 @@ from asyncgrpo_agent.wire import messages as m
 log = Log(__name__)
 
 ASK_EVERY_S: Final = 5.0
+NAMED_S: Final = 600.0  # as the trainer keeps it in the bucket
 
 
 @dataclass(slots=True)
@@ -55,6 +57,7 @@ class ProxyRun:
     live: list[str] = field(default_factory=list)
     syncs: dict[str, Sync] = field(default_factory=dict)
     asked_at: dict[str, float] = field(default_factory=dict)  # by physical name
+    _wanted_at: dict[str, float] = field(default_factory=dict)  # the same, whoever has heard of it
     holding: Holding = field(default_factory=Holding)
     routed: Counter[str] = field(default_factory=Counter)
     retries: RetryBudget = field(default_factory=RetryBudget)
@@ -177,12 +180,20 @@ class ProxyRun:
 
     def _set_live(self, live: list[str]) -> None:
         self.live = list(live)
-        # A retired adapter may still be asked for; what left the window long ago may not.
+        # A retired adapter may still be asked for; what left the window long ago may not, unless
+        # it is: an evaluation goes on naming its version.
+        since = trio.current_time() - NAMED_S
         for name in list(self.known)[: -4 * max(1, len(live))]:
-            if name not in self.live:
+            if name not in self.live and self._wanted_at.get(name, -math.inf) < since:
                 del self.known[name]
                 self.syncs.pop(name, None)
                 self.asked_at.pop(name, None)
+                self._wanted_at.pop(name, None)
+
+    def has_forgotten(self, name: NameParts) -> bool:
+        """Whether it is older than all that are known: nobody tells of it again."""
+        known = [parts.version for one in self.known if (parts := parse_name(one)) is not None]
+        return bool(known) and name.version < min(known)
 
     async def retire(self, message: m.Retired) -> None:
         self._set_live(message.live)
@@ -196,7 +207,7 @@ class ProxyRun:
         It may be retired, or its only holders are gone; replicas load the newest by themselves and
         older ones when they are asked. Asked again now and then, for replicas come and go.
         """
-        now = trio.current_time()
+        now = self._wanted_at[name] = trio.current_time()
         if now - self.asked_at.get(name, -math.inf) < ASK_EVERY_S:
             return
         self.asked_at[name] = now

@@ -9,6 +9,7 @@ Anything but a commit that cannot be written is no error towards TRL, which woul
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -45,6 +46,9 @@ REPORT_MARGIN_S: Final = 5.0  # beyond the sync's own deadline, for a proxy that
 LOAD_CALL_S: Final = 1770.0
 BUCKET_PATIENCE_S: Final = LOAD_CALL_S - 30.0
 KEPT_NAMES: Final = 64
+# An evaluation names one version again and again, long after TRL is done with it. Between two of
+# its answers nothing in flight names that, and it must not be unloaded and loaded each time.
+PINNED_S: Final = 15.0
 
 Record = Callable[..., None]  # (kind, **fields)
 _VERSION = re.compile(r"-v(\d+)\Z")
@@ -78,6 +82,7 @@ class Adapters:
     _in_flight: Counter[str] = field(default_factory=Counter)
     _named_at: dict[str, float] = field(default_factory=dict)  # physical names
     _retiring: set[str] = field(default_factory=set)
+    _pinned_until: dict[str, float] = field(default_factory=dict)  # physical names
     _waiting: list[Waiting] = field(default_factory=list)
     _unwritten: int = 0  # publications that wait for the bucket
     _wake: trio.Event = field(default_factory=trio.Event)
@@ -256,12 +261,18 @@ class Adapters:
         self._named_at = {**recent, **dict.fromkeys(self._in_flight, now)}
         return dict(self._named_at)
 
-    def begin(self, name: str) -> None:
+    def begin(self, name: str, *, is_evaluated: bool = False) -> None:
+        now = trio.current_time()
         self._in_flight[name] += 1
-        self._named_at[name] = trio.current_time()
+        self._named_at[name] = now
+        if is_evaluated:
+            self._pinned_until[name] = now + PINNED_S
 
     def finish(self, name: str) -> None:
-        self._named_at[name] = trio.current_time()
+        now = trio.current_time()
+        self._named_at[name] = now
+        if name in self._pinned_until:
+            self._pinned_until[name] = now + PINNED_S
         self._in_flight[name] -= 1
         if not self._in_flight[name]:
             del self._in_flight[name]
@@ -270,9 +281,16 @@ class Adapters:
     async def retire_idle(self) -> None:
         """For ever: tell the proxy of every retired name that nothing in flight uses."""
         while True:
-            await self._wake.wait()
-            self._wake = trio.Event()
-            idle = [n for n in self._retiring if not self._in_flight[n]]
+            resting = self._retiring & self._pinned_until.keys() - self._in_flight.keys()
+            due = min((self._pinned_until[name] for name in resting), default=math.inf)
+            with trio.move_on_at(due):
+                await self._wake.wait()
+            self._wake, now = trio.Event(), trio.current_time()
+            over = {name for name in resting if self._pinned_until[name] <= now}
+            for name in over - self._in_flight.keys():
+                del self._pinned_until[name]
+            busy = self._in_flight.keys() | self._pinned_until.keys()
+            idle = [name for name in self._retiring if name not in busy]
             self._retiring.difference_update(idle)
             if idle:
                 self.live = [name for name in self.live if name not in idle]

@@ -353,7 +353,7 @@ class TrainerAgent:
         self.adapters.retire(trl_name)
 
     async def complete(self, rollout: m.Rollout, body: bytes) -> CompletedRollout:
-        self.adapters.begin(rollout.model)
+        self.adapters.begin(rollout.model, is_evaluated=rollout.is_low)
         began = trio.current_time()
         try:
             answer = await self.link.complete(rollout, body)
