@@ -37,7 +37,7 @@ log = Log(__name__)
 notifier = Notifier.from_environment(os.environ)
 
 LOOPBACK: Final = "127.0.0.1"
-STOP_S: Final = 30.0
+STOP_S: Final = 90.0  # the trainer may have a checkpoint to save first
 FAREWELL_S: Final = 20.0  # replicas drain after the run has finished
 EXIT_INTERRUPTED: Final = 130
 
