@@ -119,6 +119,30 @@ def test_damaged_files_are_refused_and_leave_nothing(world: World, name: str) ->
     assert world.stage(listed)
 
 
+@pytest.mark.parametrize("target", ["/dev/zero", "/etc/passwd", "/dev/null"])
+@pytest.mark.parametrize("name", [CONFIG, WEIGHTS])
+def test_a_link_in_the_bucket_shows_nothing_of_the_host(
+    world: World, name: str, target: str
+) -> None:
+    listed = world.published()
+    path = world.file(listed, name)
+    path.unlink()
+    path.symlink_to(target)
+    with pytest.raises(AdapterRefusedError, match=r"does not have the \d+ bytes of its commit"):
+        world.stage(listed)
+    assert list(world.staging.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["/dev/zero", "/etc/passwd", "/dev/null"])
+def test_a_link_in_a_commits_place_is_none(world: World, target: str) -> None:
+    key = world.trainer.publish(1).commit_key
+    path = world.trainer.run_dir / key
+    path.unlink()
+    path.symlink_to(target)
+    with pytest.raises(BucketUnavailableError, match="is cut"):
+        world.trainer.read(key)
+
+
 def test_a_replica_checks_the_lora_by_itself(world: World) -> None:
     listed = world.published()
     with pytest.raises(AdapterRefusedError, match="vLLM was started for 4"):
