@@ -23,7 +23,7 @@ from asyncgrpo_agent.net.link import Link
 from asyncgrpo_agent.report.run import Run
 from asyncgrpo_agent.roles.proxy import Proxy
 from asyncgrpo_agent.roles.proxy_run import ProxyRun
-from asyncgrpo_agent.store import tokens
+from asyncgrpo_agent.store import identity, tokens
 from asyncgrpo_agent.wire import messages as m
 from asyncgrpo_agent.wire.headers import Headers, status_of, value_of
 from fakes.histories import simulated
@@ -175,6 +175,18 @@ async def test_a_login_opens_a_session_that_outlives_the_connection(world: World
         assert (await ask(link, request("/api/me", cookie=cookie))).status == 401
         forged = cookie[:-1] + ("0" if cookie[-1] != "0" else "1")
         assert (await ask(link, request("/api/me", cookie=forged))).status == 401
+
+
+async def test_a_script_sends_its_token_or_its_whole_join_line(world: World) -> None:
+    world.facts(step(1))
+    line = identity.create_join(
+        world.state, role="viewer", run="*", addresses=["proxy:7843"], now_unix_s=UNIX_S
+    )
+    for token in (world.token(), line):
+        async with world.connected() as link:
+            assert (await ask(link, request("/api/me", token=token))).status == 200
+    async with world.connected() as link:
+        assert (await ask(link, request("/api/me", token=line[:-1]))).status == 401
 
 
 def _again(world: World) -> Proxy:
