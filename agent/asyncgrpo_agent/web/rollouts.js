@@ -30,7 +30,7 @@ export function rollouts(name, allowed, nowUnix) {
   function sample(one) {
     const rewards = Object.entries(one.rewards ?? {});
     return h("article", { class: "sample" },
-      h("p", { class: "quiet" }, `${clock(one.t_unix_s, nowUnix())} · ${version(one.version)} · ${one.replica} · ${plural(one.tokens, "token")} · ${seconds(one.seconds)}`),
+      h("p", { class: "quiet" }, [clock(one.t_unix_s, nowUnix()), one.version >= 0 && version(one.version), one.replica, plural(one.tokens, "token"), one.seconds > 0 && seconds(one.seconds)].filter(Boolean).join(" · ")),
       h("pre", { class: "prompt" }, one.prompt), h("pre", {}, one.completion),
       rewards.length ? h("dl", { class: "rewards" }, rewards.map(([key, value]) => h("div", {}, h("dt", {}, key), h("dd", {}, number(value))))) : h("p", { class: "quiet" }, "Rewards are not known yet."));
   }
