@@ -1,4 +1,4 @@
-"""Real TRL's trainer is killed ten times over one run, each time with its host.
+"""Real TRL's trainer is killed again and again over one run, each time with its host.
 
 Engines that are fakes answer better with each version, so that rewards tell which versions the run
 was trained on; with the real vLLM the model learns to add. Either writes down the bytes that it has
@@ -31,8 +31,8 @@ from fakes.processes import children_naming, runs
 pytestmark = [pytest.mark.engine, pytest.mark.deep]
 
 TASK = fleet.ROOT / "scripts" / "demo_task"
-KILLS = 10
 SAVE_STEPS = 3
+NOISE = 0.1  # of a mean reward over a third of the run with fakes: about 500 answers
 SEED = 6
 REWARD = f"""
 def is_right(completion_ids, **columns):
@@ -45,9 +45,9 @@ class Kind:
     """Of engines, and how long a run is with them."""
 
     replicas: tuple[str, ...]
+    kills: int
     steps: int
     most_s: float  # of training, before a kill
-    noise: float  # of a mean reward over a third of the run
     reward: str
     batch: int
     is_real: bool = False
@@ -55,19 +55,19 @@ class Kind:
 
 FAKE = Kind(
     replicas=("r0", "r1"),
+    kills=10,
     steps=90,
     most_s=8.0,
-    noise=0.1,  # about 500 answers
     reward="first_token:is_right",
     batch=16,
 )
 REAL = Kind(
     replicas=("r0",),
-    steps=60,
-    most_s=5.0,
-    noise=0.15,  # about 1300 answers, eight to a sum, and what is learnt differs
+    kills=6,
+    steps=45,
+    most_s=8.0,
     reward="rewards:exact_answer",
-    batch=64,
+    batch=32,
     is_real=True,
 )
 
@@ -162,10 +162,10 @@ def kill_at_random(site: Site, kind: Kind, random: Random, number: int, engine_p
     if number % 4 == 3:
         wait_s = random.uniform(0.0, 10.0)
     else:
-        trainer.wait_for("phase=training", patience_s=120)
+        trainer.wait_for("phase=training", patience_s=240)
         log = site.folder / host / "trainer" / "demo" / "train.log"
         # TRL says that it trains before its rollout process has loaded.
-        fleet.Agent("TRL", trainer.process, log).wait_for(r"step \d+/", patience_s=120)
+        fleet.Agent("TRL", trainer.process, log).wait_for(r"step \d+/", patience_s=240)
         wait_s = random.uniform(0.0, kind.most_s)
     time.sleep(wait_s)  # noqa: TID251 - the moment is the point
     assert trainer.process.poll() is None, trainer.text()
@@ -215,38 +215,48 @@ def check_engines(site: Site, kind: Kind) -> None:
         assert text.count("child.started child=vllm") == 1
 
 
-@pytest.mark.parametrize("kind", [FAKE, REAL], ids=["fakes", "vllm"])
-def test_ten_kills_cost_only_what_no_checkpoint_held(
-    tmp_path: Path, kind: Kind, engine_python: str
-) -> None:
-    with run_of(tmp_path / "undisturbed", kind, engine_python) as site:
-        assert start(site, kind, "host0", engine_python).process.wait(300) == 0
-        undisturbed = rewards(site, ["host0"])
-        check_engines(site, kind)
-
-    random = Random(SEED)
-    with run_of(tmp_path / "killed", kind, engine_python) as site:
-        hosts, committed = [], []
-        for number in range(KILLS):
-            committed.append(newest_in_bucket(site))
-            hosts.append(kill_at_random(site, kind, random, number, engine_python))
+def killed_run(site: Site, kind: Kind, engine_python: str) -> dict[int, float]:
+    """Rewards by step of a run whose trainer is killed again and again, and then left alone."""
+    random, hosts, committed = Random(SEED), [], []
+    for number in range(kind.kills):
         committed.append(newest_in_bucket(site))
-        last = start(site, kind, "last", engine_python)
-        assert last.process.wait(300) == 0, last.text()
-        hosts.append("last")
-        killed = rewards(site, hosts)
-        check_engines(site, kind)
+        hosts.append(kill_at_random(site, kind, random, number, engine_python))
+    committed.append(newest_in_bucket(site))
+    last = start(site, kind, "last", engine_python)
+    assert last.process.wait(400) == 0, last.text()
+    hosts.append("last")
+    check_engines(site, kind)
 
-        assert len(set(committed)) > KILLS // 2, committed  # or the kills came too early to cost
-        for host, step in zip(hosts, committed, strict=True):
-            resumed = [record["step"] for record in records(site, host, "resumed")]
-            assert resumed in ([step] if step else [], []), host
-            trained = [record["step"] for record in records(site, host, "metrics")]
-            assert trained == list(range(step + 1, step + 1 + len(trained))), host
-        state = site.folder / "last" / "output" / "demo" / f"checkpoint-{kind.steps}"
-        assert json.loads((state / "trainer_state.json").read_text())["global_step"] == kind.steps
+    assert len(set(committed)) > kind.kills // 2, committed  # or they came too early to cost
+    for host, step in zip(hosts, committed, strict=True):
+        resumed = [record["step"] for record in records(site, host, "resumed")]
+        assert resumed in ([step] if step else [], []), host
+        trained = [record["step"] for record in records(site, host, "metrics")]
+        assert trained == list(range(step + 1, step + 1 + len(trained))), host
+    state = site.folder / "last" / "output" / "demo" / f"checkpoint-{kind.steps}"
+    assert json.loads((state / "trainer_state.json").read_text())["global_step"] == kind.steps
+    found = rewards(site, hosts)
+    assert sorted(found) == list(range(1, kind.steps + 1))
+    sys.stdout.write(f"began at {committed}; thirds {thirds(found)}\n")
+    return found
 
-    sys.stdout.write(f"began at {committed}; thirds {thirds(killed)}, {thirds(undisturbed)}\n")
-    assert sorted(killed) == sorted(undisturbed) == list(range(1, kind.steps + 1))
+
+def test_ten_kills_cost_only_what_no_checkpoint_held(tmp_path: Path, engine_python: str) -> None:
+    with run_of(tmp_path / "undisturbed", FAKE, engine_python) as site:
+        assert start(site, FAKE, "host0", engine_python).process.wait(300) == 0
+        undisturbed = rewards(site, ["host0"])
+        check_engines(site, FAKE)
+    assert sorted(undisturbed) == list(range(1, FAKE.steps + 1))
+    sys.stdout.write(f"undisturbed {thirds(undisturbed)}\n")
+
+    with run_of(tmp_path / "killed", FAKE, engine_python) as site:
+        killed = killed_run(site, FAKE, engine_python)
     for one, other in zip(thirds(killed), thirds(undisturbed), strict=True):
-        assert one == pytest.approx(other, abs=kind.noise)
+        assert one == pytest.approx(other, abs=NOISE)
+
+
+def test_kills_beside_the_real_vllm(tmp_path: Path, engine_python: str) -> None:
+    """The model learns to add all the same, and vLLM hears nothing that it refuses."""
+    with run_of(tmp_path / "killed", REAL, engine_python) as site:
+        first, _, last = thirds(killed_run(site, REAL, engine_python))
+    assert last > first
