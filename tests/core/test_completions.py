@@ -118,6 +118,8 @@ def test_generated_text_that_looks_like_the_field_is_left_alone() -> None:
     assert restored == {"text": text, "model": "v7"}
 
 
-@pytest.mark.parametrize("body", [b"", b"not found", b"[]", b'{"error":{}}', b'{"model":"x"}'])
+@pytest.mark.parametrize(
+    "body", [b"", b"not found", b"[]", b'{"error":{}}', b'{"model":"x"}', b'{"x":' * 9_000]
+)
 def test_answers_that_do_not_name_the_model_are_unchanged(body: bytes) -> None:
     assert completions.with_model(body, old="physical", new="v7") == body

@@ -32,6 +32,8 @@ FAILURE = json.dumps({"error": {"message": "no", "code": 400}}).encode()
         (404, JSON, b'{"detail": "Not Found"}', False),
         (502, "text/html", FAILURE, False),
         (204, "", b"", False),
+        (500, JSON, b'{"error":' + b"[" * 9_000, False),
+        (500, JSON, b'{"x":' + b"[" * 9_000 + b"]" * 9_000 + b"}", False),
     ],
 )
 def test_whose_words(status: int, kind: str, body: bytes, is_vllms: bool) -> None:

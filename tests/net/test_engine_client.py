@@ -258,10 +258,11 @@ async def test_metrics_of_another_vllm_are_an_error(
         await client.counters()
 
 
+@pytest.mark.parametrize("body", ["[]", '{"x":' * 9_000, '{"x":' + "[" * 9_000 + "]" * 9_000 + "}"])
 async def test_an_answer_that_is_not_vllms_is_an_error(
-    client: EngineClient, path: Path, nursery: trio.Nursery
+    client: EngineClient, path: Path, nursery: trio.Nursery, body: str
 ) -> None:
-    await answer_metrics(path, nursery, "[]")
+    await answer_metrics(path, nursery, body)
     with pytest.raises(EngineError, match="not vLLM's"):
         await client.models()
 
