@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from asyncgrpo_agent.core.samples import HEAD_TOKENS, MAX_OPEN, Answer, SampleBook
+from asyncgrpo_agent.core.samples import HEAD_TOKENS, MAX_OPEN, SCORED_S, Answer, SampleBook
 
 R1 = Answer("r1", 3, 0.5)
 
@@ -29,7 +29,7 @@ def ids(first: int) -> list[int]:
 
 def test_a_rollout_is_whole_when_every_function_has_scored_it() -> None:
     book = SampleBook(60)
-    book.answered(ids(0), R1)
+    book.answered(ids(0), R1, 0.0)
     assert book.scored(event(0, functions=2), 0.0) is None
     sample = book.scored(event(0, reward="format", functions=2, value=None), 0.1)
     assert sample is not None
@@ -41,14 +41,20 @@ def test_who_answered_is_left_open_where_two_began_with_the_same() -> None:
     book = SampleBook(6000)
     assert (found := book.scored(event(0), 0.0)) is not None
     assert found.answer is None
-    book.answered(ids(100), R1)
-    book.answered(ids(100), R1)
-    book.answered(ids(200), R1)
-    book.answered(ids(200), Answer("r2", 3, 0.5))
-    first, second = book.scored(event(100), 1.0), book.scored(event(200), 2.0)
-    assert first is not None
-    assert second is not None
-    assert (first.answer, second.answer) == (R1, None)
+    book.answered(ids(100), R1, 0.0)
+    book.answered(ids(100), R1, 1.0)
+    book.answered(ids(200), R1, 0.0)
+    book.answered(ids(200), Answer("r2", 3, 0.5), 1.0)
+    book.answered(ids(300), Answer("r1", 2, 0.5), 0.0)
+    book.answered(ids(300), R1, 1.0)
+    book.answered(ids(400), Answer("r2", 2, 0.5), 0.0)
+    book.answered(ids(400), R1, SCORED_S)
+    found_answers = [
+        sample.answer
+        for number in (100, 200, 300, 400)
+        if (sample := book.scored(event(number), SCORED_S + number)) is not None
+    ]
+    assert found_answers == [R1, ("", 3, 0.5), ("r1", -1, 0.5), R1]
 
 
 def test_no_more_than_asked_for_a_minute() -> None:

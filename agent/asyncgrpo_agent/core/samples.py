@@ -17,12 +17,16 @@ HEAD_TOKENS: Final = 16  # as in asyncgrpo_engine/sampling.py
 MAX_ANSWERS: Final = 4096
 MAX_OPEN: Final = 16
 MINUTE_S: Final = 60.0
+SCORED_S: Final = 10.0  # in which an answer is scored, mostly
 
 Head = tuple[int, ...]
 
 
 class Answer(NamedTuple):
-    """Who answered, by which version, and how long it took."""
+    """Who answered, by which version, and how long it took.
+
+    Short answers are alike: "" and -1 stand where two that may be meant differ.
+    """
 
     replica: str
     version: int
@@ -31,7 +35,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A whole one. `answer` is None if that is not known, or two replicas began with the same."""
+    """A whole one. `answer` is None if nobody is known to have given it."""
 
     prompt: str
     completion: str
@@ -51,15 +55,19 @@ class SampleBook:
     """Lets `a_minute` of them through, evenly; the others are dropped."""
 
     a_minute: int
-    _answers: OrderedDict[Head, Answer | None] = field(default_factory=OrderedDict)
+    _answers: OrderedDict[Head, tuple[float, Answer]] = field(default_factory=OrderedDict)
     _open: OrderedDict[Head, _Open] = field(default_factory=OrderedDict)
     _next_at: float = float("-inf")
 
-    def answered(self, token_ids: list[int], answer: Answer) -> None:
+    def answered(self, token_ids: list[int], answer: Answer, now_s: float) -> None:
+        """An answer; those with the same beginning are told apart by time alone."""
         head = tuple(token_ids[:HEAD_TOKENS])
-        before = self._answers.pop(head, answer)
-        is_same = before is not None and before[:2] == answer[:2]
-        self._answers[head] = answer if is_same else None
+        at, before = self._answers.pop(head, (-SCORED_S, answer))
+        if now_s - at < SCORED_S:
+            is_one, is_alike = before.replica == answer.replica, before.version == answer.version
+            replica, version = answer.replica if is_one else "", answer.version if is_alike else -1
+            answer = Answer(replica, version, answer.seconds)
+        self._answers[head] = (now_s, answer)
         while len(self._answers) > MAX_ANSWERS:
             self._answers.popitem(last=False)
 
@@ -85,5 +93,5 @@ class SampleBook:
             completion=str(found.event["completion"]),
             tokens=int(found.event["tokens"]),
             rewards=found.rewards,
-            answer=self._answers.get(head),
+            answer=self._answers.get(head, (0.0, None))[1],
         )

@@ -63,7 +63,8 @@ class RolloutSamples:
             return
         parts = parse_name(rollout.model)
         version = -1 if parts is None else parts.version
-        self._book.answered(choice.token_ids, Answer(answer.replica, version, seconds))
+        answered = Answer(answer.replica, version, seconds)
+        self._book.answered(choice.token_ids, answered, trio.current_time())
 
     def scored(self, event: Mapping[str, Any]) -> None:
         """The engine-side child tells of one, with what one reward function gave."""
