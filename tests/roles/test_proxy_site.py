@@ -372,3 +372,21 @@ async def test_a_piece_of_history_that_is_known_counts_once(world: World) -> Non
     world.facts(step(2), start=50)  # a gap: it is asked for again at the next registration
     assert world.run.story.story.step == 1
     assert world.run.story.histories == {"h": 10}
+
+
+async def test_a_sync_of_many_replicas_is_told_once_a_second(world: World) -> None:
+    world.facts(step(1))
+    ack = {"kind": "ack", "adapter": ADAPTER, "ok": True, "reason": "", "phases_s": {"load": 0.5}}
+    live_request = request("/api/runs/demo/live", token=world.token())
+    async with world.connected() as link, await link.open(live_request) as live:
+        await live.end()
+        await live.response()
+        assert b"event: snapshot" in await live.receive()
+        rows = [{**ack, "replica": f"r{number}", "seconds": 0.6} for number in range(50)]
+        world.facts(*rows, start=10)
+        told = await until(live, b"event: sync")
+        world.run.story.say("run", "info", "x.y", "hello")
+        told += await until(live, b"hello")
+    assert told.count(b"event: sync") == 1
+    (data,) = (line for line in told.split(b"\n") if line.startswith(b"data: ") and b"r49" in line)
+    assert len(json.loads(data[6:])["replicas"]) == 50

@@ -100,6 +100,7 @@ class Site:
         live = self._live.setdefault(run.name, Live())
         if now - live.at >= SNAPSHOT_EVERY_S or live.at < 0:
             live.at = now
+            run.story.tell_syncs()
             shown = proxy_snapshot.live_snapshot(run, now)
             content = msgspec.json.encode(_lasting(msgspec.to_builtins(shown)))
             if content != live.content:

@@ -71,6 +71,7 @@ class RunStory:
     watchers: set[Watcher] = field(default_factory=set)
     sync_counts: SyncCounts = field(default_factory=SyncCounts)
     changes: int = 0  # of anything that is shown
+    _syncs_to_tell: dict[str, SyncRow] = field(default_factory=dict)  # by adapter
     _is_replaying: bool = False
 
     def __post_init__(self) -> None:
@@ -205,13 +206,23 @@ class RunStory:
         finally:
             self.watchers.discard(watcher)
 
+    def tell_syncs(self) -> None:
+        """Tell how far syncs have come. Each replica's part changes a row, and with many replicas
+        the row is long, so that what comes together goes once."""
+        rows, self._syncs_to_tell = self._syncs_to_tell, {}
+        for row in rows.values():
+            self._tell_all(message_of(row, self.story.events.seq))
+
     def _tell_row(self, row: SyncRow | None) -> None:
         if row is not None:
             self._tell(row)
 
     def _tell(self, told: Told) -> None:
         self.changes += 1
-        if self.watchers:
+        if isinstance(told, SyncRow):
+            if self.watchers:
+                self._syncs_to_tell[told.adapter] = told
+        elif self.watchers:
             seq = told.seq if isinstance(told, Event) else self.story.events.seq
             self._tell_all(message_of(told, seq))
 
