@@ -12,8 +12,10 @@ import os
 import platform
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Final
 
@@ -23,17 +25,19 @@ from asyncgrpo_agent.config import host, sources
 from asyncgrpo_agent.config.sections import Agent, Config, Role
 from asyncgrpo_agent.core.join import decode
 from asyncgrpo_agent.errors import AgentError, ChildError, ConfigError
-from asyncgrpo_agent.net import tls
-from asyncgrpo_agent.net.dial import dial
+from asyncgrpo_agent.net.link import Link
 from asyncgrpo_agent.procs import child, vllm
-from asyncgrpo_agent.roles.registration import ProxyAddresses
-from asyncgrpo_agent.wire import messages as m
+from asyncgrpo_agent.roles.proxy_call import called
+from asyncgrpo_agent.wire.deadlines import STRANGERS
+from asyncgrpo_agent.wire.headers import HEALTH_REQUEST, value_of
 
 GIB: Final = 1 << 30
 SHARED_MEMORY_BYTES: Final = GIB
 DISK_BYTES: Final = 2 * GIB
 ENGINE_S: Final = 60.0
 DIAL_S: Final = 30.0
+SKEW_S: Final = 30.0
+unix_time_s: Callable[[], float] = time.time  # noqa: TID251 - it is the clock that is looked at
 DRIVER: Final = Path("/proc/driver/nvidia/version")
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - the kernel's, looked at only
 
@@ -70,7 +74,7 @@ async def rows(config: Config) -> list[Row]:
     if config.role != "proxy":
         found.append(await _engine(config))
     if config.role in ("replica", "trainer") and not config.has_proxy:
-        found.append(await _proxy(config))
+        found += await _proxy(config)
     return found
 
 
@@ -166,36 +170,47 @@ async def _engine(config: Config) -> Row:
     return Row(what="engine", found=", ".join(said.splitlines()) or "none", needed=needed, fix=fix)
 
 
-async def _proxy(config: Config) -> Row:
-    """Whether one of its addresses answers as the proxy of the join: TCP, TLS and its CA."""
+async def _proxy(config: Config) -> list[Row]:
+    """Whether one of its addresses answers as the proxy of the join (TCP, TLS and its CA), and how
+    far this host's clock is off the proxy's."""
     needed, what = "answers, with the join's CA", "proxy"
     try:
         join = decode(host.join_line(config, sys.stdin))
-        addresses = ProxyAddresses(config, join).choices()
-    except ConfigError as error:
-        return Row(what=what, found=error.what, needed=needed, fix=_fix_of(error))
-    failure = AgentError("the join has no address")
-    for address in addresses:
-        try:
-            with trio.fail_after(DIAL_S):
-                link = await dial(
-                    address,
-                    context=tls.client_context(join.ca_der, m.ALPN_FORWARD),
-                    server_name=tls.SERVER_NAME,
-                    alpn=m.ALPN_FORWARD,
-                    client=True,
-                    environ=os.environ,
-                )
-        except trio.TooSlowError:
-            failure = AgentError(f"no answer in {DIAL_S:g} s", where=address)
-        except AgentError as error:
-            failure = error
-        else:
-            await link.aclose("only looked")
-            return Row(what=what, found=f"{address} answers", needed=needed)
-    fix = failure.fix or "Check the address, the firewall, HTTPS_PROXY and this host's clock"
-    found = f"{failure.where}: {failure.what}".removeprefix(": ")
-    return Row(what=what, found=found, needed=needed, fix=fix)
+        with trio.fail_after(DIAL_S):
+            async with called(config, join) as link:
+                skew_s = await _skew_s(link)
+                found = f"{link.peer} answers"
+    except trio.TooSlowError:
+        fix = "Check the address, the firewall and HTTPS_PROXY"
+        return [Row(what=what, found=f"no answer in {DIAL_S:g} s", needed=needed, fix=fix)]
+    except AgentError as error:
+        said = f"{error.where}: {error.what}".removeprefix(": ")
+        fix = error.fix or "Check the address, the firewall, HTTPS_PROXY and this host's clock"
+        return [Row(what=what, found=said, needed=needed, fix=fix)]
+    return [Row(what=what, found=found, needed=needed), *_clock(skew_s)]
+
+
+def _clock(skew_s: float | None) -> Iterator[Row]:
+    """A proxy of an earlier version does not say what time it is."""
+    if skew_s is None:
+        return
+    fix = ""
+    if abs(skew_s) > SKEW_S:
+        fix = "Have chrony or systemd-timesyncd set it: S3 refuses requests of a wrong time"
+    found = f"{skew_s:+.0f} s off the proxy's"
+    yield Row(what="clock", found=found, needed=f"within {SKEW_S:g} s", fix=fix)
+
+
+async def _skew_s(link: Link) -> float | None:
+    """This host's clock before the proxy's, by whole seconds."""
+    async with await link.open(HEALTH_REQUEST, STRANGERS) as stream:
+        await stream.end()
+        date = value_of(await stream.response(), b"date")
+    try:
+        told = parsedate_to_datetime((date or b"").decode("latin-1"))
+    except ValueError:
+        return None
+    return unix_time_s() - told.timestamp()
 
 
 def _fix_of(error: AgentError) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, field, replace
+from email.utils import formatdate
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -379,6 +380,7 @@ def _head(status: int, content_type: str, cache: str = "no-store") -> Headers:
     typed = ((b"content-type", content_type.encode("ascii")),) if content_type else ()
     return (
         (b":status", b"%d" % status),
+        (b"date", formatdate(usegmt=True).encode("ascii")),  # by which doctor tells a host's clock
         *typed,
         (b"cache-control", cache.encode("ascii")),
         (b"x-content-type-options", b"nosniff"),

@@ -59,6 +59,12 @@ def response(status: int, content_type: str) -> Headers:
 
 
 CONTROL_REQUEST: Final = post_request(CONTROL_PATH)
+HEALTH_REQUEST: Final[Headers] = (
+    (b":method", b"GET"),
+    (b":scheme", b"https"),
+    (b":authority", _AUTHORITY),
+    (b":path", b"/health"),
+)
 ROLLOUT_REQUEST: Final = post_request(ROLLOUT_PATH)
 ADAPTER_REQUEST: Final = post_request(ADAPTER_PATH)
 OK_RESPONSE: Final = plain_response(200)
