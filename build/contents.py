@@ -30,10 +30,35 @@ class Part:
     python_licence: Path
     libraries: Path
     """Folder of libraries.json and the copyright files that it stands for."""
+    web: Path | None = None
+    """Folder of what scripts/web-install took from npm."""
     rows: list[dict[str, str]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.rows = json.loads((self.libraries / "libraries.json").read_text())
+
+
+@dataclass(frozen=True)
+class WebLibrary:
+    """One package of npm, of which the dashboard has a file."""
+
+    name: str
+    version: str
+    licence: str
+    file: Path
+
+
+def web_libraries(folder: Path | None) -> list[WebLibrary]:
+    """Read from the lock that they were taken by."""
+    if folder is None or not (folder / "made-of.json").exists():
+        return []
+    files = {path.name.lower(): path for path in folder.iterdir()}
+    packages = json.loads((folder / "made-of.json").read_text())["packages"]
+    return [
+        WebLibrary(name, row["version"], row["license"], files[f"{name.lower()}.license"])
+        for key, row in sorted(packages.items())
+        if (name := key.removeprefix("node_modules/")) and key
+    ]
 
 
 def distributions(path: list[str] | None = None) -> list[Distribution]:
@@ -57,6 +82,9 @@ def copy_licences(folder: Path, parts: list[Part]) -> None:
                 inside = file.as_posix().partition(".dist-info/")[2].removeprefix("licenses/")
                 keep(Path(one.locate_file(file)), own / name / inside)
             index.append((part.name, f"{name} {one.version}", licence_name(one)))
+        for library in web_libraries(part.web):
+            keep(library.file, own / library.name / "LICENSE")
+            index.append((part.name, f"{library.name} {library.version}", library.licence))
         for row in part.rows:
             package = row["package"]
             keep(part.libraries / package / "copyright", own / package / "copyright")
@@ -116,6 +144,9 @@ def part_rows(part: Part) -> list[Row]:
         if not expression:
             row["licenses"] = [{"license": {"name": licence_name(one)}}]
         rows.append(row)
+    for library in web_libraries(part.web):
+        purl = f"pkg:npm/{library.name}@{library.version}"
+        rows.append(component(part, library.name, library.version, purl, library.licence))
     packages = {row["package"]: row for row in part.rows}  # some hold several libraries
     for package, row in sorted(packages.items()):
         rows.append(component(part, package, row["version"], row["purl"]))

@@ -103,7 +103,8 @@ def agent_part(folder: Path) -> Part:
         raise SystemExit(f"{folder}/asyncgrpo-agent does not run here: {said.stderr}")
     licence = Path(sysconfig.get_path("stdlib")) / "LICENSE.txt"
     libraries = folder.with_name(f"{folder.name}-libraries")
-    return Part("agent", agent_distributions(), python[1], licence, libraries)
+    web = ROOT / "agent/asyncgrpo_agent/web/vendor"
+    return Part("agent", agent_distributions(), python[1], licence, libraries, web)
 
 
 def agent_distributions() -> list[Distribution]:
