@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
+from zlib import crc32
 
 import msgspec
 import trio
@@ -48,6 +49,7 @@ from fakes.scripted_replicas import Control, ScriptedReplica, keep_dialling
 PIECE_RECORDS = 120  # of a history, in one message
 LIVE_VERSIONS = 3
 GROUP = 8
+BURST = 64
 UNIX_S = time.time  # noqa: TID251 - agents of a real proxy
 
 
@@ -72,6 +74,7 @@ class ScriptedTrainer:
     published: m.Published | None = None
     grown: trio.Event = field(default_factory=trio.Event)
     synced: trio.Event = field(default_factory=trio.Event)
+    suspect: set[str] = field(default_factory=set)
 
     async def run(self) -> None:
         await keep_dialling(self.join, m.ALPN_FORWARD, self._serve, self.rng)
@@ -100,6 +103,8 @@ class ScriptedTrainer:
                 await control.send(self.published)
             elif self.script.replicas:
                 await self._publish(control)
+            if self.script.rollouts:
+                nursery.start_soon(self._find_faulty, link)
             for number in range(self.script.rollouts):
                 nursery.start_soon(self._roll_out, link, number)
             await self._train(control)
@@ -146,6 +151,8 @@ class ScriptedTrainer:
                     self.record(
                         "ack", replica=name, phases_s=ack.phases_s, seconds=seconds, **fields
                     )
+                case m.Fleet(replicas=rows):
+                    self.suspect = {row.name for row in rows if row.state == "SUSPECT"}
                 case m.SyncReport(adapter=adapter) as report:
                     self._note_sync(adapter, report)
 
@@ -188,25 +195,37 @@ class ScriptedTrainer:
                 await self._publish(control)
         await trio.sleep_forever()
 
+    async def _find_faulty(self, link: Link) -> None:
+        """Ask for much at once, of prompts that nobody has seen, until who fails is suspect."""
+        for burst in itertools.count():
+            if self.suspect >= set(self.script.fails):
+                return
+            while not self.served:
+                await self.synced.wait()
+            async with trio.open_nursery() as nursery:
+                for number in range(BURST):
+                    name = f"burst-{burst}-{number}"
+                    nursery.start_soon(self._ask, link, name, f"{self.script.run} {name}")
+
     async def _roll_out(self, link: Link, number: int) -> None:
         """One rollout after the other, in groups of equal prompts."""
         for turn in itertools.count():
             while not self.served:
                 await self.synced.wait()
             self.sent += 1
-            group = f"{self.script.run} {self.sent // GROUP}"
-            prompt = 100 + self.rng.randrange(400)
-            blocks = [hash(group) & 0x7FFFFFFF, hash(group + "b") & 0x7FFFFFFF]
-            envelope = m.Rollout(
-                f"{number}-{turn}", "/v1/completions", self.served, blocks, prompt, 512, 60.0
-            )
-            async with await link.open(ROLLOUT_REQUEST, ROLLOUTS) as stream:
-                await stream.send(framing.encode(envelope) + b"{}")
-                await stream.end()
-                await stream.response()
-                await read_envelope(stream, ROLLOUT_ANSWER)
-                while await stream.receive():
-                    pass
+            await self._ask(link, f"{number}-{turn}", f"{self.script.run} {self.sent // GROUP}")
+
+    async def _ask(self, link: Link, name: str, prompt: str) -> None:
+        blocks = [crc32(prompt.encode()), crc32(f"{prompt}b".encode())]
+        tokens = 100 + self.rng.randrange(400)
+        envelope = m.Rollout(name, "/v1/completions", self.served, blocks, tokens, 512, 60.0)
+        async with await link.open(ROLLOUT_REQUEST, ROLLOUTS) as stream:
+            await stream.send(framing.encode(envelope) + b"{}")
+            await stream.end()
+            await stream.response()
+            await read_envelope(stream, ROLLOUT_ANSWER)
+            while await stream.receive():
+                pass
 
 
 async def _takes_no_streams(stream: LinkStream) -> None:

@@ -390,3 +390,20 @@ async def test_a_sync_of_many_replicas_is_told_once_a_second(world: World) -> No
     assert told.count(b"event: sync") == 1
     (data,) = (line for line in told.split(b"\n") if line.startswith(b"data: ") and b"r49" in line)
     assert len(json.loads(data[6:])["replicas"]) == 50
+
+
+async def test_a_proxy_that_stops_shows_no_fleet_that_leaves(world: World) -> None:
+    world.facts(step(1))
+    replica = world.run.fleet.join("r1", "i", 8, trio.current_time())
+    world.run.note(engine_up(replica, trio.current_time()))
+    live_request = request("/api/runs/demo/live", token=world.token())
+    async with world.connected() as link, await link.open(live_request) as live:
+        await live.end()
+        await live.response()
+        assert b'"ready":1' in await live.receive()
+        world.proxy.site.health.is_stopping = True
+        world.run.note(world.run.fleet.leave("r1", "i", trio.current_time(), "the proxy stops"))
+        told = bytearray()
+        while chunk := await live.receive():
+            told += chunk
+    assert b"event: snapshot" not in told

@@ -30,7 +30,7 @@ export async function open(browser, url, pictures, size = { width: 1360, height:
   page.setDefaultTimeout(PATIENCE_MS);
   const faults = [];
   page.on("console", (message) => message.type() === "error" && faults.push(`console: ${message.text()}`));
-  page.on("pageerror", (error) => faults.push(`error: ${error}`));
+  page.on("pageerror", (error) => faults.push(`error: ${error.stack ?? error}`));
   page.on("request", (request) => request.url().startsWith(url) || request.url().startsWith("data:") || faults.push(`another host: ${request.url()}`));
   page.on("response", (answer) => answer.status() >= 400 && faults.push(`${answer.status()} ${answer.url()}`));
   return Object.assign(page, {

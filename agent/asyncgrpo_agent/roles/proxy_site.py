@@ -321,7 +321,8 @@ class Viewer:
             seq, may_read = since if since >= 0 else None, facts.rollouts
             with run.story.watched(seq, may_read_rollouts=may_read) as watcher:
                 seen, said_at = b"", trio.current_time()
-                while True:
+                # A proxy that stops sends its replicas away, which is no news of the run.
+                while not self.site.health.is_stopping:
                     live = self.site.live(run)
                     data = live.message if live.content != seen else b""
                     seen = live.content
@@ -333,6 +334,7 @@ class Viewer:
                         said_at = now
                         await stream.send(data)
                         await trio.sleep(0.05)  # what comes together goes together
+            await stream.end()
         finally:
             self.site.live_streams -= 1
 
