@@ -27,7 +27,7 @@ from asyncgrpo_agent.store import identity
 from asyncgrpo_agent.wire import messages as m
 
 UNIX_S = 1_780_000_000.0
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0  # an answer that does not come is given up after 20, and the proxy dialled again
 
 
 @dataclass
