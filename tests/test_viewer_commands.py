@@ -197,6 +197,9 @@ async def test_logs_follow_what_comes_also_over_a_proxy_that_starts_again(
         await served.proxy.leave()
         served.scope.cancel()
         again, _ = await started(nursery, tmp_path, listen=served.address)
+        with trio.fail_after(PATIENCE_S):  # nobody has told it of the run
+            while "there is nothing of that name" not in said.read_text():  # noqa: ASYNC110
+                await trio.sleep(0.01)
         await hears(again, "two")
     told = [line.split()[-2:] for line in said.read_text().splitlines() if " info " in line]
     assert told == [["before", "one"], ["after", "one"], ["before", "two"], ["after", "two"]]

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from asyncgrpo_agent.config import sources
 from asyncgrpo_agent.core.adapters import is_run_name
-from asyncgrpo_agent.errors import EXIT_FAILURE, LinkError, UsageError
+from asyncgrpo_agent.errors import EXIT_FAILURE, AgentError, ConfigError, LinkError, UsageError
 from asyncgrpo_agent.flags import Parser, add_config_flags, settings_of
 
 if TYPE_CHECKING:
@@ -143,8 +143,10 @@ async def _show(config: Config, join: Join, show: Show, watch: bool, wanted: str
                     await trio.sleep(REDRAW_S)
                     code = await show(viewer, name)
                 return code
-        except LinkError as error:
-            if not (watch and was_up):  # it was never there: a wrong address does not heal
+        except AgentError as error:
+            # What never was there does not heal, nor a token that has ended. A run that a new proxy
+            # does not know is known again when its agents have dialled.
+            if not (watch and was_up) or isinstance(error, ConfigError):
                 raise
             sys.stderr.write(f"{error}; dialling again\n")
             await trio.sleep(AGAIN_S)
