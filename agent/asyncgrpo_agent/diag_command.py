@@ -70,7 +70,7 @@ def run(words: Sequence[str]) -> int:
         config = sources.load(role="proxy", file=None, settings=settings)
     now = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     output = Path(options.output or f"asyncgrpo-diag-{platform.node() or 'host'}-{now}.zip")
-    _write(output, _collectors(config, fault, list(words)))
+    _write(output, _collectors(config, fault))
     sys.stderr.write(f"wrote {output}\n")
     return 0
 
@@ -99,14 +99,14 @@ def _write(output: Path, collectors: Sequence[_Collector]) -> None:
         raise AgentError(f"cannot be written: {error.strerror}", where=str(output)) from error
 
 
-def _collectors(config: Config, fault: ConfigError | None, words: list[str]) -> list[_Collector]:
+def _collectors(config: Config, fault: ConfigError | None) -> list[_Collector]:
     return [
         _Collector("config", lambda: _config(config, fault)),
         _Collector("versions", lambda: iter([("versions.txt", host_commands.version(["--all"]))])),
         _Collector("agents", lambda: _dumps(config.state_dir)),
         _Collector("logs", lambda: _logs(config)),
         _Collector("state", lambda: iter([("state.txt", _listing(config.state_dir))])),
-        _Collector("doctor", lambda: _doctor(words, config, fault)),
+        _Collector("doctor", lambda: _doctor(config, fault)),
     ]
 
 
@@ -119,7 +119,7 @@ def _config(config: Config, fault: ConfigError | None) -> Files:
     yield "config-origins.json", json.dumps(dict(config.origins), indent=2)
 
 
-def _doctor(words: list[str], config: Config, fault: ConfigError | None) -> Files:
+def _doctor(config: Config, fault: ConfigError | None) -> Files:
     if fault is not None:
         raise fault
     import trio

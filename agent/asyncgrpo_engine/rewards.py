@@ -8,6 +8,7 @@ rollout process, which gets it pickled.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import math
 import traceback
@@ -128,7 +129,7 @@ def load(
         if isinstance(found, Problem):
             problems.append(found)
         else:
-            kind = ScoredLater if _is_async(found) else Scored
+            kind = ScoredLater if is_async(found) else Scored
             functions.append(kind(name, found, float(weight)))
     if needed and not names:
         problems.append(
@@ -168,7 +169,10 @@ def _load_from_trl(name: str, where: str) -> Reward | Problem:
     return known[name]
 
 
-def _is_async(function: Reward) -> bool:
+def is_async(function: Reward) -> bool:
+    """Whether TRL awaits what calling it gives; a partial counts as what it wraps."""
+    while isinstance(function, functools.partial):
+        function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
         getattr(function, "__call__", None)  # noqa: B004 - whether it is async, not whether it is
     )

@@ -8,15 +8,14 @@ the rewards of one rollout together, and bounds how many there are.
 from __future__ import annotations
 
 import functools
-import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from asyncgrpo_engine.events import Events
+from asyncgrpo_engine.rewards import Reward, is_async
 
-Reward = Callable[..., Any]
 MAX_CHARACTERS: Final = 4000
 HEAD_TOKENS: Final = 16  # by which the agent knows who answered
 
@@ -31,7 +30,7 @@ def wrapped(functions: Any, gateway: str) -> Any:
 def _wrapped(function: Any, gateway: str, functions: int) -> Any:
     if not callable(function):
         return function
-    kind = SampledLater if _is_async(function) else Sampled
+    kind = SampledLater if is_async(function) else Sampled
     return kind(function, gateway, functions)
 
 
@@ -83,14 +82,6 @@ class SampledLater(Sampled):
         values = await self.function(**columns)
         self._tell(columns, values)
         return values
-
-
-def _is_async(function: Reward) -> bool:
-    while isinstance(function, functools.partial):
-        function = function.func
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004 - whether it is async, not whether it is
-    )
 
 
 def text_of(said: Any) -> str:

@@ -73,3 +73,20 @@ async def test_what_a_replica_reports_of_its_clock_and_its_adapters(
     run.finished = "all steps are done"
     await trio.sleep(CLEAR_AFTER_S)
     assert look(run) == []
+
+
+async def test_a_replica_that_leaves_with_its_counts_makes_no_retries(
+    autojump_clock: MockClock,
+) -> None:
+    run = ProxyRun("demo", attempt=ATTEMPT)
+    link = joined(run, "r1")
+    link.replica.requests = 1000
+    run.routed["affinity"] = 1000
+    assert look(run) == []
+    run.leave(link, "a spot box", trio.current_time())
+    run.routed["affinity"] += 1100
+    run.retries.retried += 30
+    assert look(run) == []
+    run.routed["affinity"] += 1000
+    run.retries.retried += 500
+    assert look(run) == [("retries", "")]

@@ -8,7 +8,8 @@ from trio.testing import MockClock
 
 from asyncgrpo_agent.core.adapters import parse_name
 from asyncgrpo_agent.core.replicas import drain, engine_up
-from asyncgrpo_agent.roles.proxy_run import NAMED_S, ProxyRun
+from asyncgrpo_agent.core.retention import NAMED_S
+from asyncgrpo_agent.roles.proxy_run import ProxyRun
 from asyncgrpo_agent.wire import messages as m
 
 

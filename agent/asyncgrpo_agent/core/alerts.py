@@ -36,7 +36,6 @@ Kind = Literal[
     "clock-skew",
     "slow-mount",
 ]
-KINDS: Final[tuple[Kind, ...]] = Kind.__args__  # type: ignore[attr-defined]
 Severity = Literal["warning", "error"]
 
 

@@ -70,7 +70,8 @@ def _stood_s(run: ProxyRun, alert: Alert) -> float:
 
 def _facts(run: ProxyRun, now: float) -> RunFacts:
     story = run.story.story
-    answered = sum(replica.requests - replica.failures for replica in run.fleet)
+    retried = run.retries.retried
+    answered = run.routed.total() - retried  # counts of replicas go with those that leave
     announced = (one.adapter for one in run.known.values())
     return RunFacts(
         steps=[row.values for row in story.recent],
@@ -81,7 +82,7 @@ def _facts(run: ProxyRun, now: float) -> RunFacts:
             for one in announced
             if one.attempt == run.attempt and (parts := parse_name(one.name)) is not None
         },
-        tries_per_success=run.tries.read(run.retries.retried, answered, now),
+        tries_per_success=run.tries.read(retried, answered, now),
     )
 
 

@@ -202,8 +202,8 @@ async def hear(run_: ProxyRun, here: ReplicaLink, message: m.FromDialler) -> Non
             replicas.progressed(replica, message.running, message.generated_tokens, now)
             replica.paused_s, here.awaited = message.paused_s, message.awaited
             here.kv_used = message.kv_used
-            if message.effect >= 0:
-                here.effect = (message.effect_version, message.effect)
+            is_seen = message.effect >= 0
+            here.effect = (message.effect_version, message.effect) if is_seen else None
             if message.unix_s:
                 way_s = (here.link.rtt_s or 0.0) / 2
                 here.skew_s = message.unix_s + way_s - run_.story.unix_time_s()

@@ -20,6 +20,7 @@ from asyncgrpo_agent.core.adapters import NameParts, parse_name
 from asyncgrpo_agent.core.alerts import Board, Tries
 from asyncgrpo_agent.core.contract import Terms
 from asyncgrpo_agent.core.replicas import Fleet, State, Transition
+from asyncgrpo_agent.core.retention import NAMED_S
 from asyncgrpo_agent.core.retries import RetryBudget
 from asyncgrpo_agent.core.routing import PrefixRouter
 from asyncgrpo_agent.core.sync import Sync
@@ -38,7 +39,6 @@ from asyncgrpo_agent.wire import messages as m
 log = Log(__name__)
 
 ASK_EVERY_S: Final = 5.0
-NAMED_S: Final = 600.0  # as the trainer keeps it in the bucket
 
 
 @dataclass(slots=True)
