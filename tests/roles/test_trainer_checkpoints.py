@@ -127,6 +127,25 @@ async def test_one_that_is_still_written_to_waits(
         await made.until(10)
 
 
+@pytest.mark.usefixtures("hurry")
+async def test_a_newest_one_that_is_never_still_does_not_keep_the_older_ones(
+    tmp_path: Path, bucket: Path, nursery: trio.Nursery
+) -> None:
+    async with world(tmp_path, bucket) as made:
+        save_checkpoint(made.output, 10)
+        folder = save_checkpoint(made.output, 20)
+        made.checkpoints.trl_step = 20
+        nursery.start_soon(made.checkpoints.run)
+        for number in range(100):
+            (folder / f"rng_state_{number}.pth").touch()
+            await trio.sleep(0.05)
+            if made.records:
+                break
+        assert [record["step"] for record in made.records] == [10]
+        made.checkpoints.trl_step = 21
+        await made.until(20)
+
+
 async def test_what_was_there_before_is_left_alone(tmp_path: Path, bucket: Path) -> None:
     async with world(tmp_path, bucket) as made:
         save_checkpoint(made.output, 400)

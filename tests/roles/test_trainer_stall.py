@@ -1,4 +1,4 @@
-"""A run without replicas is no run that hangs, shown with whole agents."""
+"""A run that waits for others is no run that hangs."""
 
 from __future__ import annotations
 
@@ -8,12 +8,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
+from asyncgrpo_agent.errors import ChildNotReadyError
+from asyncgrpo_agent.roles import trainer_stall
+from asyncgrpo_agent.roles.trainer_stall import StallWatch
 from asyncgrpo_agent.store.history import read
 from fakes import fleet
 from fakes.fleet import Site
 
-pytestmark = pytest.mark.slow
+
+async def test_trl_has_the_whole_limit_from_when_it_can_go_on(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    watch = StallWatch(10.0, "run", lambda: trio.current_time() < free_at)
+    for held_up_s in (0.0, 3.0, 8.9, 9.9, 99.0):
+        began = trio.current_time()
+        free_at = began + held_up_s
+        watch.heard()
+        with pytest.raises(ChildNotReadyError, match="no training step for"):
+            await watch.watch()
+        assert 10.0 <= trio.current_time() - free_at <= 10.0 + 2 * trainer_stall.LOOK_S
+
+
+# --- whole agents ----------------------------------------------------------------------------
 
 STALL_S = 2.0
 LOOKS = 3  # of the watch, while nobody can answer
@@ -26,6 +45,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield made
 
 
+@pytest.mark.slow
 def test_time_without_replicas_does_not_count(site: Site) -> None:
     first = site.replica("r0")
     trainer = site.trainer(20, f"--set=trainer.stall_s={STALL_S}", "--set=train.fake_step_s=0.1")
@@ -42,6 +62,7 @@ def test_time_without_replicas_does_not_count(site: Site) -> None:
     assert (counts["failed"], counts["wrong_bytes"], counts["steps"]) == (0, 0, 20)
 
 
+@pytest.mark.slow
 def test_a_fleet_that_could_answer_and_hears_nothing_is_a_stall(site: Site) -> None:
     site.replica("r0")
     hangs = ("--set=train.fake_step_s=1000", "--set=trainer.restarts=0")

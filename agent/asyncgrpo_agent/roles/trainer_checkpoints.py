@@ -90,8 +90,8 @@ class Checkpoints:
         with self._running:
             while True:
                 await trio.sleep(POLL_S)
-                found = await self._newest()
-                if found is not None and self._is_still(found) and not await self._mirror(found):
+                found = await self._newest_still()
+                if found is not None and not await self._mirror(found):
                     await trio.sleep(RETRY_S)
 
     async def finish(self) -> None:
@@ -109,12 +109,21 @@ class Checkpoints:
         if limit.cancelled_caught:
             log.warning("checkpoint.unmirrored", reason="trainer.mirror_s is over")
 
-    async def _newest(self) -> LocalCheckpoint | None:
+    async def _newest_still(self) -> LocalCheckpoint | None:
+        """One that TRL has left behind will do: a run that saves as often as this looks would
+        otherwise show a newest one that is still written to at each look."""
+        found = await self._newest()
+        if found is None or self._is_still(found):
+            return found
+        return await self._newest(below_step=self.trl_step)
+
+    async def _newest(self, below_step: int | None = None) -> LocalCheckpoint | None:
         find = partial(
             saved_checkpoints.newest,
             self.folder,
             after_step=self._mirrored_step,
             known=self._known,
+            below_step=below_step,
         )
         try:
             return await trio.to_thread.run_sync(find, abandon_on_cancel=True)

@@ -11,7 +11,7 @@ import trio
 
 from asyncgrpo_agent.errors import ChildNotReadyError
 
-LOOK_S: Final = 5.0
+LOOK_S: Final = 1.0
 TAIL_BYTES: Final = 8192
 TAIL_LINES: Final = 20
 
@@ -33,10 +33,13 @@ class StallWatch:
 
     async def watch(self) -> None:
         """As long as TRL runs. Raises ChildNotReadyError."""
+        was_held_up = False
         while self.limit_s:
-            await trio.sleep(min(self.limit_s, LOOK_S))
-            if self.is_held_up():
+            await trio.sleep(min(self.limit_s / 2, LOOK_S))
+            is_held_up = self.is_held_up()
+            if is_held_up or was_held_up:  # what it waited for may have come just now
                 self.heard()
+            was_held_up = is_held_up
             quiet_s = trio.current_time() - self._heard_at
             if quiet_s >= self.limit_s:
                 raise ChildNotReadyError(

@@ -47,12 +47,14 @@ def on_disk(output_dir: Path) -> dict[int, Path]:
 
 
 def newest(
-    output_dir: Path, *, after_step: int, known: Mapping[int, Looks]
+    output_dir: Path, *, after_step: int, known: Mapping[int, Looks], below_step: int | None = None
 ) -> LocalCheckpoint | None:
-    """The newest whole checkpoint above `after_step` that is not `known` as it is."""
+    """The newest whole checkpoint between these steps that is not `known` as it is."""
     for step, folder in on_disk(output_dir).items():
         if step <= after_step:
             return None
+        if below_step is not None and step >= below_step:
+            continue
         looks = looks_of(folder)
         if looks and known.get(step) != looks and _is_whole(folder / _STATE_FILE, step):
             return LocalCheckpoint(step=step, folder=folder, looks=looks)
