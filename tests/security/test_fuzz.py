@@ -1,6 +1,6 @@
 """Commits, registration and the gateway under random input, for as long as one says.
 
-`ASYNCGRPO_FUZZ_S` is how many seconds each takes (60). Each prints how many examples it saw; one
+`ASYNCGRPO_FUZZ_S` is how many seconds each takes (600). Each prints how many examples it saw; one
 that fails is made small and shown.
 """
 
@@ -44,7 +44,7 @@ from fakes.links import refuse, unstarted_pair
 
 pytestmark = pytest.mark.deep
 
-FUZZ_S = float(os.environ.get("ASYNCGRPO_FUZZ_S", "60"))
+FUZZ_S = float(os.environ.get("ASYNCGRPO_FUZZ_S", "600"))
 ROUND = settings(
     max_examples=1000,
     derandomize=False,
