@@ -273,9 +273,10 @@ def test_a_trainer_that_dies_is_continued_on_another_host(site: Site) -> None:
     second.wait_for(r"run\.resumed step=\d+ source=bucket")
     assert second.process.wait(60) == 0, second.text()
     assert replica.process.wait(20) == 0
+    (resumed,) = kinds(site, "two", "resumed")
+    assert resumed["step"] < STEPS, first.text()
     steps = trained(site, "one", "two")
     again = [step for step, times in Counter(steps).items() if times > 1]
-    (resumed,) = kinds(site, "two", "resumed")
     assert sorted(set(steps)) == list(range(1, STEPS + 1))
     assert all(step > resumed["step"] for step in again)
     counts = fleet.counts(site.folder / "two" / "output" / "demo")

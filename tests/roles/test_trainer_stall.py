@@ -24,8 +24,7 @@ async def test_trl_has_the_whole_limit_from_when_it_can_go_on(
 ) -> None:
     watch = StallWatch(10.0, "run", lambda: trio.current_time() < free_at)
     for held_up_s in (0.0, 3.0, 8.9, 9.9, 99.0):
-        began = trio.current_time()
-        free_at = began + held_up_s
+        free_at = trio.current_time() + held_up_s
         watch.heard()
         with pytest.raises(ChildNotReadyError, match="no training step for"):
             await watch.watch()
@@ -35,7 +34,7 @@ async def test_trl_has_the_whole_limit_from_when_it_can_go_on(
 # --- whole agents ----------------------------------------------------------------------------
 
 STALL_S = 2.0
-LOOKS = 3  # of the watch, while nobody can answer
+LIMITS = 3  # of a stall, while nobody can answer
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def test_time_without_replicas_does_not_count(site: Site) -> None:
     trainer = site.trainer(20, f"--set=trainer.stall_s={STALL_S}", "--set=train.fake_step_s=0.1")
     trainer.wait_for(r"adapter.published adapter=\S+\.v000003")
     first.end(signal.SIGKILL)
-    time.sleep(LOOKS * STALL_S)  # noqa: TID251 - the time that must not count
+    time.sleep(LIMITS * STALL_S)  # noqa: TID251 - the time that must not count
     assert trainer.process.poll() is None, trainer.text()
     again = site.replica("r0")
     assert trainer.process.wait(60) == 0, trainer.text()
