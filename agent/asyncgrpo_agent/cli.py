@@ -42,6 +42,8 @@ commands:
   adapters              show the versions of a run's adapter, who holds them and since when
   adapters get          take one home, as a folder that PEFT loads
   report                write a page about a run, with charts, from its history or its bucket
+  model pack            write a base model as a folder for hosts without a model hub
+  model verify          check every byte of such a folder
   doctor                look at this host: what a role needs, what is there, how to mend it
   diag                  write one zip file about an agent of this host, for a report of a fault
   paths                 show where an agent keeps its files here
@@ -306,6 +308,12 @@ def _report_run(words: list[str], _engine_args: list[str]) -> int:
     return 0
 
 
+def _model(words: list[str], _engine_args: list[str]) -> int:
+    from asyncgrpo_agent import model_commands
+
+    return _written(*model_commands.run(words))
+
+
 def _doctor(words: list[str], _engine_args: list[str]) -> int:
     from asyncgrpo_agent import host_commands
 
@@ -370,6 +378,7 @@ _COMMANDS: Final[dict[str, Callable[[list[str], list[str]], int]]] = {
     "logs": _logs,
     "rollouts": _rollouts,
     "report": _report_run,
+    "model": _model,
     "doctor": _doctor,
     "diag": _diag,
     "paths": _paths,

@@ -28,6 +28,8 @@ from asyncgrpo_agent.errors import AgentError, ChildError, ConfigError
 from asyncgrpo_agent.net.link import Link
 from asyncgrpo_agent.procs import child, vllm
 from asyncgrpo_agent.roles.proxy_call import called
+from asyncgrpo_agent.store import model_downloads
+from asyncgrpo_agent.store.model_packs import amount
 from asyncgrpo_agent.wire.deadlines import STRANGERS
 from asyncgrpo_agent.wire.headers import HEALTH_REQUEST, value_of
 
@@ -64,7 +66,7 @@ def local_rows(config: Config) -> list[Row]:
     """What can be seen at once, of this host alone."""
     checks: list[Callable[[Config], Iterator[Row]]] = [_system, _disk]
     if config.role != "proxy":
-        checks += [_driver, _compiler, _shared_memory, _mount]
+        checks += [_driver, _compiler, _shared_memory, _mount, _model]
     return [row for check in checks for row in check(config)]
 
 
@@ -143,6 +145,26 @@ def _mount(config: Config) -> Iterator[Row]:
         "" if has_fuse else "Let the host or container have /dev/fuse, or take --bucket-source link"
     )
     yield Row(what="/dev/fuse", found="usable" if has_fuse else "none", needed="usable", fix=fix)
+
+
+def _model(config: Config) -> Iterator[Row]:
+    """Of a hub: how far it has come. Nothing is wrong if it is not here yet."""
+    if not config.model.id:
+        return
+    found = model_downloads.of_model(config.state_dir, config.model.id)
+    here = next((one for one in found if one.is_here), None)
+    needed, what = "loaded, or a hub that can be reached", f"model {config.model.id}"
+    if here is not None:
+        yield Row(what=what, found=f"loaded, commit {here.commit[:12]}", needed=needed)
+        return
+    newest = found[0] if found else None
+    if newest is None or newest.folder:  # what was loaded has been removed
+        yield Row(what=what, found="not loaded yet", needed=needed)
+        return
+    came = amount(newest.bytes, newest.of_bytes)
+    said = newest.reason
+    fix = f"It goes on by itself once this is mended: {said}" if said else ""
+    yield Row(what=what, found=f"loading, {came}", needed=needed, fix=fix)
 
 
 def _configuration(config: Config) -> Iterator[Row]:

@@ -55,6 +55,18 @@ SHORTCUTS: Final = (
     Shortcut(flag="--run", metavar="NAME", path="run.name", help="name of the run"),
     Shortcut(flag="--name", metavar="NAME", path="replica.name", help="name of this replica"),
     Shortcut(flag="--model", metavar="DIR", path="model.path", help="folder of the base model"),
+    Shortcut(
+        flag="--model-id",
+        metavar="OWNER/NAME",
+        path="model.id",
+        help="the base model on a hub, instead",
+    ),
+    Shortcut(
+        flag="--model-revision",
+        metavar="REV",
+        path="model.revision",
+        help="its branch, tag or commit",
+    ),
     Shortcut(flag="--bucket", metavar="DIR", path="bucket.path", help="mounted bucket or folder"),
     Shortcut(
         flag="--bucket-url",

@@ -9,12 +9,14 @@ import platform
 import ssl
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from asyncgrpo_agent import __version__
 from asyncgrpo_agent.config import sources
 from asyncgrpo_agent.errors import ConfigError
 from asyncgrpo_agent.flags import PROGRAM, Parser, add_config_flags, settings_of
+from asyncgrpo_agent.procs.model_download import hub_home
 from asyncgrpo_agent.tables import table
 
 _DOCTOR: Final = """\
@@ -65,6 +67,7 @@ def paths(words: Sequence[str]) -> str:
         "state": state,
         "logs": os.path.abspath(logs or f"{state}/logs"),
         "caches": f"{state}/cache",
+        "models": _models(state),
         "keys": f"{state}/runs",
         "proxy": f"{state}/proxy",
         "staged adapters": f"{state}/staged",
@@ -79,6 +82,15 @@ def paths(words: Sequence[str]) -> str:
         return json.dumps(found, indent=2) + "\n"
     width = max(map(len, found))
     return "".join(f"{name:{width}}  {path}\n" for name, path in found.items())
+
+
+def _models(state: str) -> str:
+    """Where those of a hub are loaded to, as the hub's own library decides."""
+    home = os.environ.get("HF_HOME") or hub_home(Path.home(), Path(state)).get("HF_HOME")
+    if not home:
+        cache = os.environ.get("XDG_CACHE_HOME") or f"{Path.home()}/.cache"
+        home = f"{cache}/huggingface"
+    return os.environ.get("HF_HUB_CACHE") or f"{home}/hub"
 
 
 def version_line() -> str:

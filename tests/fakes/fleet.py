@@ -26,12 +26,15 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 40.0
 
 
-def engine_python(folder: Path) -> Path:
-    """A stand-in for the engine's Python."""
+def engine_python(folder: Path, hub_python: str = "") -> Path:
+    """A stand-in for the engine's Python. Models of a hub are loaded by `hub_python`, a real
+    one."""
     path = folder / "fake-python"
+    hub = f'case "$2" in asyncgrpo_engine.download) exec {hub_python} "$@" ;; esac\n'
     path.write_text(
         "#!/bin/sh\n"
-        'case "$2" in asyncgrpo_engine.train) shift 2; set -- -m fakes.trl "$@" ;; esac\n'
+        + (hub if hub_python else "")
+        + 'case "$2" in asyncgrpo_engine.train) shift 2; set -- -m fakes.trl "$@" ;; esac\n'
         f'exec env PYTHONPATH={ROOT}/agent:{ROOT}/tests {sys.executable} -P "$@"\n'
     )
     path.chmod(0o755)
@@ -191,6 +194,8 @@ class Site:
     address: str
     bucket: Sequence[str] = ()
     """Flags that say where the bucket is; without any, it is one folder for all."""
+    model: Sequence[str] | None = None
+    """Flags that say what the model is; None: a folder."""
 
     @property
     def folder(self) -> Path:
@@ -236,7 +241,13 @@ class Site:
             within=within,
         )
 
-    def trainer(self, steps: int, *more: str, within: Sequence[str] = ()) -> Agent:
+    def trainer(
+        self,
+        steps: int,
+        *more: str,
+        env: dict[str, str] | None = None,
+        within: Sequence[str] = (),
+    ) -> Agent:
         return self.hosts.start(
             "trainer",
             "--role=trainer",
@@ -247,12 +258,13 @@ class Site:
             '--set=train.rewards=["rewards:exact"]',
             f"--set=train.max_steps={steps}",
             *more,
+            env=env,
             within=within,
         )
 
     def _common(self, bucket: Sequence[str] = ()) -> list[str]:
         return [
-            f"--model={self.folder / 'tiny'}",
+            *([f"--model={self.folder / 'tiny'}"] if self.model is None else self.model),
             *(bucket or self.bucket or [f"--bucket={self.folder / 'bucket'}"]),
             f"--engine-python={self.folder / 'fake-python'}",
         ]

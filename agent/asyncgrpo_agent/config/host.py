@@ -157,7 +157,10 @@ def _state(config: Config) -> Iterator[Problem]:
 
 
 def _model(config: Config) -> Iterator[Problem]:
-    faults = list(_at(config, "model.path", "folder", "Download the model to this host first"))
+    if not config.model.path:
+        return  # it is loaded once the agent runs
+    fix = "Download the model to this host first, or name it by model.id"
+    faults = list(_at(config, "model.path", "folder", fix))
     yield from faults
     if not faults and _missing(f"{config.model.path}/config.json", "file"):
         yield Problem(

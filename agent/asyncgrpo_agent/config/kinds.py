@@ -73,6 +73,9 @@ UploadChecksums = Annotated[
 
 
 _HUB_NAME: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+HubName = Annotated[
+    str, Meta(pattern=r"^(\w[\w.-]*/\w[\w.-]*)?\Z", title="OWNER/NAME of a model hub")
+]
 _FILE_SUFFIX: Final = re.compile(r"\.[A-Za-z]+")
 
 

@@ -94,9 +94,21 @@ def _required(config: Config) -> Iterator[Problem]:
         is_elsewhere = path.startswith("train.") and (
             train.script or train.environment_factory or (train.environments and "rew" in path)
         )
+        is_elsewhere = is_elsewhere or (path == "model.path" and config.model.id)
         if not (config.value(path) or is_made or is_elsewhere):
             fix = f"Set it in the file or as ${variable_of(path)}: {key_of(path).doc}"
             yield _at(config, path, f"missing, and role {config.role} needs it", fix.rstrip("."))
+
+
+def _one_model(config: Config) -> Iterator[Problem]:
+    model = config.model
+    if model.id and model.path:
+        yield _at(config, "model.id", "useless beside model.path", "Leave one of the two out")
+    elif model.revision and not model.id:
+        yield _at(config, "model.revision", "useless without model.id", "Set both")
+    elif model.revision.startswith("-"):
+        what = f"{model.revision!r} is no branch, tag or commit"
+        yield _at(config, "model.revision", what)
 
 
 def _bucket_source(config: Config) -> Iterator[Problem]:
@@ -327,6 +339,7 @@ def _engine_args(config: Config) -> Iterator[Problem]:
 
 _RULES: Final[tuple[Callable[[Config], Iterator[Problem]], ...]] = (
     _required,
+    _one_model,
     _bucket_source,
     _bucket_url,
     _bucket_of_mount_s3,

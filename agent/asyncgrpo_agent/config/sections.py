@@ -225,7 +225,7 @@ SECTIONS_OF: Final[Mapping[Role, tuple[str, ...]]] = {
 }
 REQUIRED: Final[Mapping[Role, tuple[str, ...]]] = {
     "proxy": (),
-    "replica": ("link.join", "bucket.path", "model.path"),
+    "replica": ("link.join", "bucket.path"),
     "trainer": ("link.join", "bucket.path", "model.path", "train.dataset", "train.rewards"),
     "local": ("model.path", "train.dataset", "train.rewards"),
 }
@@ -255,7 +255,7 @@ class Config:
 
     @property
     def model_name(self) -> str:
-        return self.model.name or Path(self.model.path).name
+        return self.model.name or Path(self.model.path or self.model.id).name
 
     @property
     def has_proxy(self) -> bool:

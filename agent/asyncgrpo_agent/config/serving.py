@@ -13,6 +13,7 @@ from asyncgrpo_agent.config.kinds import (
     FolderPath,
     GpuList,
     HostName,
+    HubName,
     Interval,
     LoraRank,
     Positive,
@@ -27,10 +28,33 @@ from asyncgrpo_agent.config.kinds import (
 class Model(Section, frozen=True, kw_only=True):
     """The base model."""
 
-    path: Annotated[FolderPath, Meta(description="Local folder of the base model.")] = ""
+    path: Annotated[
+        FolderPath,
+        Meta(
+            description="Local folder of the base model, or a pack (`model pack`), every file of "
+            "which is checked."
+        ),
+    ] = ""
+    id: Annotated[
+        HubName,
+        Meta(
+            description="OWNER/NAME of a model hub, instead of `path`: engine.python loads it, "
+            "with HF_TOKEN, HF_HOME and HF_ENDPOINT. A replica with neither takes the trainer's."
+        ),
+    ] = ""
+    revision: Annotated[
+        Text,
+        Meta(
+            description="Branch, tag or commit of `id`. Empty: main. The run's first start decides "
+            "which commit that is, for all of its starts and replicas."
+        ),
+    ] = ""
     name: Annotated[
         Text,
-        Meta(description="Name it is served under, one for the whole run. Empty: the folder's."),
+        Meta(
+            description="Name it is served under, one for the whole run. Empty: the folder's, or "
+            "NAME of `id`."
+        ),
     ] = ""
     trust_remote_code: Annotated[
         Flag, Meta(description="Run Python code that comes with the model. Set on each host alone.")

@@ -85,7 +85,7 @@ def config_error(returncode: int, tail: str) -> ConfigError | None:
     """What the child found wrong with its configuration, if that is why it ended."""
     if returncode != EXIT_CONFIG:
         return None
-    texts = [str(ConfigError(p.what, where=p.where, fix=p.fix)) for p in _problems(tail)]
+    texts = [str(ConfigError(p.what, where=p.where, fix=p.fix)) for p in problems_in(tail)]
     return ConfigError("; ".join(texts) or "the engine-side child refused its configuration")
 
 
@@ -103,7 +103,7 @@ class _Report(msgspec.Struct, frozen=True):
     error: _Problems
 
 
-def _problems(tail: str) -> list[_Problem]:
+def problems_in(tail: str) -> list[_Problem]:
     """The problems of the last line that reports any; users' code may print what it likes."""
     for line in reversed(tail.splitlines()):
         try:

@@ -38,6 +38,7 @@ from asyncgrpo_agent.roles.proxy_certificate import ServerCertificate
 from asyncgrpo_agent.roles.proxy_drain import DrainDesk
 from asyncgrpo_agent.roles.proxy_names import ReplicaNames
 from asyncgrpo_agent.roles.proxy_past import PastRuns
+from asyncgrpo_agent.roles.proxy_records import RunRecords
 from asyncgrpo_agent.roles.proxy_replica import ReplicaDoor
 from asyncgrpo_agent.roles.proxy_rollouts import serve_rollout
 from asyncgrpo_agent.roles.proxy_run import ProxyChannel, ProxyRun, Runs, TrainerSeat
@@ -90,6 +91,7 @@ class Proxy:
     usage: UsageBook = field(init=False)
     admission: Admission = field(init=False)
     replica_door: ReplicaDoor = field(init=False)
+    records: RunRecords = field(init=False)
     lending: Lending = field(init=False)
     site: Site = field(init=False)
     _listeners: list[trio.SocketListener] = field(default_factory=list)
@@ -101,7 +103,9 @@ class Proxy:
         self.admission = Admission(state_dir, addresses=addresses)
         names = ReplicaNames(self.runs, HostBindings(state_dir, self.admission.unix_time_s()))
         self.replica_door = ReplicaDoor(self.admission, names)
-        self.lending = Lending(self.admission, self.replica_door.mirrors, self.runs)
+        self.records = RunRecords(state_dir)
+        mirrors = self.replica_door.mirrors
+        self.lending = Lending(self.admission, mirrors, self.runs, self.records)
         self.site = Site(self.admission, self.runs, PastRuns(self.config, self.runs))
 
     async def serve(self, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
@@ -214,6 +218,7 @@ class Proxy:
         if run_.attempt != attempt:  # a third one came meanwhile
             raise LinkClosedError(f"superseded by attempt {run_.attempt}")
         run_.trainer = here = TrainerSeat(link=link, control=control)
+        self.records.keep(run_.name, hello.record)
         for refused, why in proxy_engines.require(run_, _terms(hello)):
             refused.refuse(why)
         visitor.run = run_

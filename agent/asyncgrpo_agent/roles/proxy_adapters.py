@@ -2,6 +2,8 @@
 
     GET /.agrpo/adapters/RUN            an `AdapterList`, JSON
     GET /.agrpo/adapters/RUN/KEY        the adapter of that commit, as an adapter stream carries it
+    GET /.agrpo/adapters/RUN/record     what its trainer says that the run is, sealed; see
+                                        `core.run_record`
 
 The token, of a replica or a trainer, comes as `authorization: Bearer`; it is never logged, and no
 use of it is counted. Whoever shows none that is valid for the run is told so and cut off, whether
@@ -26,6 +28,7 @@ from asyncgrpo_agent.net.link import Link, LinkStream
 from asyncgrpo_agent.roles.adapter_transfer import pour
 from asyncgrpo_agent.roles.proxy_admission import PING_DEADLINE_S, PING_S, Admission
 from asyncgrpo_agent.roles.proxy_mirror import Mirrors, RunMirror
+from asyncgrpo_agent.roles.proxy_records import RunRecords
 from asyncgrpo_agent.roles.proxy_run import Runs
 from asyncgrpo_agent.store import tokens
 from asyncgrpo_agent.wire import messages as m
@@ -56,6 +59,7 @@ class Lending:
     admission: Admission
     mirrors: Mirrors
     runs: Runs
+    records: RunRecords
     downloads: int = 0
 
     @contextmanager
@@ -113,6 +117,9 @@ class Reader:
                 return
 
     async def _answer(self, stream: LinkStream, run: str, key: str) -> None:
+        if key == m.RECORD_KEY:
+            await self._tell_record(stream, self.lending.records.of(run))
+            return
         mirror = self.lending.mirrors.of(self.lending.runs.open(run))
         shelf = await mirror.shelf()
         if not key:
@@ -127,6 +134,14 @@ class Reader:
             await _say(stream, 503, f"{MAX_DOWNLOADS} downloads are under way; try again later")
         else:
             await self._lend(stream, mirror, names[0])
+
+    async def _tell_record(self, stream: LinkStream, record: bytes) -> None:
+        if not record:
+            await _say(stream, 404, "no trainer of the run has come yet")
+            return
+        await stream.respond(_BYTES_RESPONSE)
+        await stream.send(record)
+        await stream.end()
 
     async def _lend(self, stream: LinkStream, mirror: RunMirror, name: str) -> None:
         began = trio.current_time()

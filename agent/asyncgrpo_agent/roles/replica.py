@@ -44,11 +44,13 @@ from asyncgrpo_agent.roles.replica_engine_watch import EngineWatch
 from asyncgrpo_agent.roles.replica_exit import call_on_exit, until_idle
 from asyncgrpo_agent.roles.replica_metrics import source_of
 from asyncgrpo_agent.roles.replica_mirror import ReplicaMirror
+from asyncgrpo_agent.roles.replica_model import model_of_replica
 from asyncgrpo_agent.roles.replica_rollouts import answer_rollout
 from asyncgrpo_agent.roles.telemetry import served
 from asyncgrpo_agent.sdnotify import Notifier
 from asyncgrpo_agent.store.host_keys import ensure_host_key
 from asyncgrpo_agent.store.mirror import Mirror
+from asyncgrpo_agent.store.model_packs import is_pack
 from asyncgrpo_agent.store.models import model_digest
 from asyncgrpo_agent.wire import framing
 from asyncgrpo_agent.wire import messages as m
@@ -96,7 +98,9 @@ def _spec(config: Config, socket_path: Path) -> vllm.EngineSpec:
 async def _main(config: Config) -> int:
     notifier.watch_loop()
     join = load_join(config, "replica")
-    digest = await trio.to_thread.run_sync(model_digest, Path(config.model.path))
+    digest = ""  # known once the model is here
+    if config.model.path and not is_pack(Path(config.model.path)):
+        digest = await trio.to_thread.run_sync(model_digest, Path(config.model.path))
     async with bucket_mounted(config):
         by_signal = await _run_agent(config, join, digest)
     if not by_signal:
@@ -152,7 +156,8 @@ class ReplicaAgent:
         self.instance = new_instance()
         self.addresses = ProxyAddresses(self.config, self.join)
         self.host_key = ensure_host_key(self.config.state_dir, self.join.run)
-        self.engine = EngineHost(self.config, self.spec, self.digest, self._engine_changed)
+        prepare = None if self.digest else self._have_model
+        self.engine = EngineHost(self.config, self.spec, self.digest, self._engine_changed, prepare)
         self.loader = Loader(self.config, self.join, self.engine, self.tell)
         self.effect = EffectWatch(
             self.engine.client, self.config.model_name, lambda: self.loader.loaded
@@ -326,6 +331,12 @@ class ReplicaAgent:
             log.debug("control.unsent", message=type(message).__name__, reason=str(error))
 
     # --- the engine -----------------------------------------------------------------------
+
+    async def _have_model(self, tell: Callable[[str], None]) -> tuple[vllm.EngineSpec, str]:
+        self.config, self.digest = await model_of_replica(self.config, self.join, tell)
+        self.loader.config = self.config
+        self.effect.base_model = self.config.model_name
+        return _spec(self.config, Path(self.spec.socket_path)), self.digest
 
     def _engine_changed(self) -> None:
         self.loader.engine_changed()

@@ -7,7 +7,7 @@ agent with the reason: a restart would not help.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +39,8 @@ class EngineHost:
     spec: vllm.EngineSpec
     model_digest: str
     on_change: Callable[[], None]
+    prepare: Callable[[Callable[[str], None]], Awaitable[tuple[vllm.EngineSpec, str]]] | None = None
+    """Gives the model and its digest where they are not known yet, telling why it takes so long."""
     facts: m.EngineFacts | None = None
     reason: str = "vLLM is starting"
     generation: int = 0  # counts starts, so that others notice a restart
@@ -48,7 +50,10 @@ class EngineHost:
         self.client = EngineClient(str(self.spec.socket_path))
 
     async def run(self) -> None:
-        """For ever; raises ChildExitedError or ChildNotReadyError when vLLM cannot be had."""
+        """For ever; raises ChildExitedError or ChildNotReadyError when vLLM cannot be had, and what
+        `prepare` raises."""
+        if self.prepare is not None:
+            self.spec, self.model_digest = await self.prepare(self._wait)
         while True:
             began = trio.current_time()
             was_ready, error = await self._run_once()
@@ -117,7 +122,7 @@ class EngineHost:
         return ready
 
     async def _probe(self) -> m.EngineFacts:
-        name = self.config.model_name
+        name = self.spec.served_name
         while True:
             try:
                 await self.client.models()  # quick and quiet while vLLM is still loading
@@ -133,8 +138,12 @@ class EngineHost:
 
     def _facts(self, info: dict[str, Any], version: str) -> m.EngineFacts:
         return engine_facts(
-            info, version, base_model=self.config.model_name, model_digest=self.model_digest
+            info, version, base_model=self.spec.served_name, model_digest=self.model_digest
         )
+
+    def _wait(self, reason: str) -> None:
+        if reason != self.reason:
+            self._set(None, reason)
 
     def _set(self, facts: m.EngineFacts | None, reason: str) -> None:
         self.facts, self.reason = facts, reason

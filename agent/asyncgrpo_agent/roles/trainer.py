@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 from random import SystemRandom
 
 import trio
@@ -28,9 +27,9 @@ from asyncgrpo_agent.roles.trainer_agent import TrainerAgent, add_to
 from asyncgrpo_agent.roles.trainer_job import history_file
 from asyncgrpo_agent.roles.trainer_lives import LifeFailedError, Lives, failure_of_trl
 from asyncgrpo_agent.roles.trainer_metrics import TrainerView
+from asyncgrpo_agent.roles.trainer_model import TrainerModel, model_of_trainer
 from asyncgrpo_agent.sdnotify import Notifier
 from asyncgrpo_agent.store.history import History
-from asyncgrpo_agent.store.models import model_digest
 
 log = Log(__name__)
 notifier = Notifier.from_environment(os.environ)
@@ -52,7 +51,8 @@ async def train(config: Config, *others: Source) -> int:
             fix=f"On the machine where `asyncgrpo-agent run create {join.run}` ran, complete it:"
             " asyncgrpo-agent join add-key FILE --output trainer.join; start with that file here",
         )
-    digest = await trio.to_thread.run_sync(model_digest, Path(config.model.path))
+    model = await model_of_trainer(config, join, _tell)
+    config = model.config
     host = BucketHost(config.bucket.path, join.run, config.agent)
     view = TrainerView(join.run)
     telemetry = served(config.telemetry, view.source, *others)
@@ -60,9 +60,14 @@ async def train(config: Config, *others: Source) -> int:
         check_writable(config, await bucket.mount())
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_end_on_notice, config)
-            code = await _run_lives(config, join, digest, bucket, view)
+            code = await _run_lives(model, join, bucket, view)
             nursery.cancel_scope.cancel()
         return code
+
+
+def _tell(reason: str) -> None:
+    log.info("trainer.waiting", reason=reason)
+    notifier.status(reason)
 
 
 async def _end_on_notice(config: Config) -> None:
@@ -72,9 +77,8 @@ async def _end_on_notice(config: Config) -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
-async def _run_lives(
-    config: Config, join: Join, digest: str, bucket: BucketHost, view: TrainerView
-) -> int:
+async def _run_lives(model: TrainerModel, join: Join, bucket: BucketHost, view: TrainerView) -> int:
+    config = model.config
     with History(history_file(config.state_dir, join.run)) as history:
 
         def tell(reason: str, delay_s: float) -> None:
@@ -84,7 +88,10 @@ async def _run_lives(
         lives = Lives(config.trainer.restarts, SystemRandom(), tell)
 
         async def live() -> int:
-            agent = TrainerAgent(config, join, digest, history, bucket, lives.goes_on_after)
+            agent = TrainerAgent(
+                *(config, join, model.digest, history, bucket, lives.goes_on_after),
+                run_record=model.record,
+            )
             with view.showing(agent):
                 return await _run_agent(agent)
 

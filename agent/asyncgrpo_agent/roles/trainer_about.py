@@ -32,6 +32,8 @@ def about(config: Config, run: str, digest: str, fleet: FleetView) -> dict[str, 
     }
     if is_hub_name(train.dataset):
         ours["train.dataset"] = train.dataset
+    if config.model.id:
+        ours |= {"model.id": config.model.id, "model.commit": config.model.revision}
     if train.rewards:
         ours["train.rewards"] = ", ".join(train.rewards)
     return {

@@ -80,6 +80,8 @@ class TrainerAgent:
     bucket: BucketHost
     goes_on_after: Callable[[Failure], bool] = lambda _failure: False
     """Whether another start follows one that TRL ended so."""
+    run_record: bytes = b""
+    """What the run is, sealed, for its replicas."""
     stopping: bool = False
     succeeded: bool = False
     outcome: str = ""
@@ -113,6 +115,7 @@ class TrainerAgent:
             base_model=self.config.model_name,
             model_digest=self.digest,
             allow_quantized=self.config.trainer.allow_quantized_replicas,
+            record=self.run_record.decode(),
         )
         turns = Turns()
         self.supplier = Supplier(

@@ -69,6 +69,7 @@ class TrainerLink:
     base_model: str = ""  # the name that TRL knows it by
     model_digest: str = ""
     allow_quantized: bool = False
+    record: str = ""  # what the run is, sealed
     facts_known: dict[str, int] | None = None  # as the proxy said when it let this agent in
     takes_samples: bool = False  # likewise
     registrations: int = 0
@@ -133,6 +134,7 @@ class TrainerLink:
             base_model=self.base_model,
             model_digest=self.model_digest,
             allow_quantized=self.allow_quantized,
+            record=self.record,
         )
         await control.send(hello)
         answer = await control.receive()

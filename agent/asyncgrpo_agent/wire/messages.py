@@ -26,6 +26,7 @@ CONTROL_PATH: Final = "/.agrpo/control"
 ROLLOUT_PATH: Final = "/.agrpo/rollout"
 ADAPTER_PATH: Final = "/.agrpo/adapter"
 ADAPTERS_PATH: Final = "/.agrpo/adapters"  # GET: and /RUN, or /RUN/KEY of a commit
+RECORD_KEY: Final = "record"  # in place of a commit: what the run is, see `core.run_record`
 
 
 class Adapter(msgspec.Struct, frozen=True):
@@ -101,6 +102,7 @@ class Hello(msgspec.Struct, frozen=True, tag_field="t", tag="hello"):
     model_digest: str = ""  # of a trainer's base model
     allow_quantized: bool = False  # whether a trainer takes rollouts of quantised replicas
     price_per_hour: float = 0.0  # of a replica's host; 0 if it is not known
+    record: str = ""  # of a trainer: what the run is, sealed with its key
 
 
 class EngineUp(msgspec.Struct, frozen=True, tag_field="t", tag="engine_up"):
