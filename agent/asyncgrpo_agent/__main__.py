@@ -21,6 +21,9 @@ def main() -> int:
 
             return mount_look.main(path)
         case _:
+            from asyncgrpo_agent.procs.init import stand_apart_if_first
+
+            stand_apart_if_first()  # before anything has a thread or a child
             from asyncgrpo_agent import cli
             from asyncgrpo_agent.procs.outer import follow_outer_process
 
