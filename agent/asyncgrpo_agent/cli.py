@@ -151,6 +151,7 @@ def _start(words: list[str], engine_args: list[str]) -> int:
     from asyncgrpo_agent.config import host
 
     logs.set_up(as_json=config.agent.log_json, level=config.agent.log_level.upper())
+    host.check_platform()
     role = "embedded" if config.role == "trainer" and config.has_proxy else config.role
     resolved = host.resolved(config, sys.stdin)
     _warn_of_host(resolved)

@@ -3,6 +3,7 @@ from time import monotonic
 
 import pytest
 
+from asyncgrpo_agent import cli
 from asyncgrpo_agent.config import host
 from asyncgrpo_agent.config.sections import Bucket, Config
 from asyncgrpo_agent.procs import look
@@ -35,3 +36,13 @@ def test_a_bucket_that_does_not_answer_stops_no_start(
         look._stuck.pop().communicate()
         mounted.kill()
         assert problems(mounted.path) == []
+
+
+def test_other_platforms_are_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("asyncgrpo_agent.logs.set_up", lambda **_options: None)
+    host.check_platform()
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert cli.main(["--role=proxy", f"--state-dir={tmp_path}"]) == 78
+    assert "Linux on aarch64 is not supported" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import os
+import platform
 import shutil
 import stat
 import sys
@@ -26,6 +27,17 @@ from asyncgrpo_agent.errors import ConfigError
 
 LOOK_S: Final = 10.0  # how long a mount may take to say whether a folder is there
 _MODE_OF: Final = {"file": stat.S_ISREG, "folder": stat.S_ISDIR}
+
+
+def check_platform() -> None:
+    """Raise ConfigError where this program does not run: anywhere but on Linux x86-64."""
+    system, machine = platform.system(), platform.machine()
+    if (system, machine) != ("Linux", "x86_64"):
+        raise ConfigError(
+            f"{system} on {machine} is not supported",
+            where="this host",
+            fix="Take a Linux x86-64 host",
+        )
 
 
 def check_host(config: Config) -> None:
