@@ -15,7 +15,8 @@ const HELD = {
 
 const COLUMNS = [
   ["Replica", (one) => one.name, null], // made once, so that the focus stays
-  ["State", (one) => one.state, (one) => h("span", { title: one.reason }, stateMark(one.state), h("small", {}, ` ${seconds(one.since_s)}`))],
+  ["State", (one) => one.state, (one) => h("span", { title: one.reason }, stateMark(one.state), h("small", {}, ` ${seconds(one.since_s)}`),
+    one.state === "JOINING" && one.reason ? h("small", {}, ` ${one.reason}`) : null)],
   ["Newest", (one) => one.newest_version ?? -1, (one) => h("span", { title: (one.loaded ?? []).join("\n") }, version(one.newest_version),
     one.lag_versions > 0 ? h("small", {}, ` ${number(one.lag_versions)} behind`) : null, h("small", {}, ` ${number((one.loaded ?? []).length)} held`))],
   ["Digest", (one, held) => held ?? "", (one, held) => (HELD[held] ? h("span", { class: `state ${tone(HELD[held][0])}` }, icon(HELD[held][0]), HELD[held][1]) : UNKNOWN)],
