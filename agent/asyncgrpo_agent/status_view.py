@@ -56,6 +56,9 @@ def run(snapshot: Row, faults: Sequence[str]) -> RenderableType:
         f"  cost {_number(row['cost'] or None, '{:.2f}')}",
     )  # fmt: skip
     parts: list[RenderableType] = [head]
+    if ratios := row.get("ratio_by_class"):
+        each = ", ".join(f"{_plain(name)} {ratio:.4f}" for name, ratio in ratios.items())
+        parts.append(Text(f"ratio by class of replica: {each}"))
     if verdict := snapshot["verdict"]:
         style = _VERDICTS.get(verdict["kind"], "yellow")
         parts.append(Text(_plain(verdict["sentence"]), style))
@@ -92,7 +95,8 @@ def _replicas(rows: Sequence[Row]) -> RenderableType:
         *("rtt", "why"),
     )
     for row in sorted(rows, key=lambda one: (one["state"] == "READY", one["name"])):
-        name = _plain(row["name"]) + (" (unverified)" if row["unverified"] else "")
+        kinds = [row.get("quantization") or "", "unverified" if row["unverified"] else ""]
+        name = _plain(row["name"]) + "".join(f" ({_plain(kind)})" for kind in kinds if kind)
         version = row["newest_version"]
         table.add_row(
             name,

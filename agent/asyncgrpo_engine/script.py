@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from asyncgrpo_engine import attention, checks, origin, sampling, setup, trl_names
+from asyncgrpo_engine import attention, checks, origin, ratios, sampling, setup, trl_names
 from asyncgrpo_engine.events import Events
 from asyncgrpo_engine.job import Job
 from asyncgrpo_engine.problems import Problem, from_exception
@@ -98,7 +98,8 @@ def _watched(
         )
         setup.tell(facts, events)
         watching.watch(self)
-        trl_names.begin_rollouts_with(setup.begin_rollouts)
+        trl_names.begin_rollouts_with(setup.begin_rollouts, ratios.noting)
+        ratios.split(self)
         trl_names.end_rollouts_at_once(self)
         trl_names.notice_dead_rollouts(self)
         refuse_other_syncs(self)

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PrinterCallback, ProgressCallback
 
-from asyncgrpo_engine import attention, data, origin, sampling, setup, trl_names
+from asyncgrpo_engine import attention, data, origin, ratios, sampling, setup, trl_names
 from asyncgrpo_engine.checks import Findings
 from asyncgrpo_engine.evaluating import Evaluations
 from asyncgrpo_engine.evaluation import (
@@ -114,7 +114,8 @@ def _make_trainer(
     )
     for callback in callbacks:
         callback.watch(trainer)
-    trl_names.begin_rollouts_with(setup.begin_rollouts)
+    trl_names.begin_rollouts_with(setup.begin_rollouts, ratios.noting)
+    ratios.split(trainer)
     trl_names.end_rollouts_at_once(trainer)
     trl_names.notice_dead_rollouts(trainer)
     trainer.remove_callback(PrinterCallback)

@@ -208,19 +208,22 @@ def save_adapter(trainer: Any, folder: Path) -> None:
     trainer.save_model(str(folder))
 
 
-def begin_rollouts_with(first: Callable[[], None]) -> None:
-    """Have TRL's rollout process call `first`, a function of a module, before anything of TRL's.
+def begin_rollouts_with(first: Callable[[], None], loop: Callable[[Any], Any]) -> None:
+    """Have TRL's rollout process call `first` before anything of TRL's, and run what `loop` makes
+    of its rollout loop. Both are functions of a module.
 
     What that process imports depends on the program that has started it; what it calls does not.
     """
     rollouts: Any = importlib.import_module(places().rollouts)
-    rollouts._child_main = functools.partial(_roll_out, first)
+    rollouts._child_main = functools.partial(_roll_out, first, loop)
 
 
-def _roll_out(first: Callable[[], None], *arguments: Any) -> None:
+def _roll_out(
+    first: Callable[[], None], loop: Callable[[Any], Any], loop_class: Any, *arguments: Any
+) -> None:
     """In the rollout process, whose module nobody has changed."""
     first()
-    importlib.import_module(places().rollouts)._child_main(*arguments)
+    importlib.import_module(places().rollouts)._child_main(loop(loop_class), *arguments)
 
 
 def end_rollouts_at_once(trainer: Any) -> None:

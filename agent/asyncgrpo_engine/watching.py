@@ -82,7 +82,6 @@ class EventCallback(TrainerCallback):  # type: ignore[misc]
         if "train_runtime" in values or not state.is_world_process_zero:
             return  # the summary at the end is no step
         self._events.metrics(step=state.global_step, max_steps=state.max_steps, values=values)
-        shown = " ".join(
-            f"{name}={values[name]:.4g}" for name in ("reward", "ratio", "loss") if name in values
-        )
+        names = ["reward", "ratio", *(name for name in values if name.startswith("ratio/")), "loss"]
+        shown = " ".join(f"{name}={values[name]:.4g}" for name in names if name in values)
         print(f"step {state.global_step}/{state.max_steps} {shown}", flush=True)

@@ -143,3 +143,13 @@ def test_an_alert_stands_until_it_was_right_for_a_while() -> None:
     assert (alert.value, alert.since_unix_s) == (1.2, 1000.0)
     raised, over = board.update([], now_s=2 * CLEAR_AFTER_S, now_unix_s=1060.0)
     assert (raised, over, board.alerts) == ([], [alert], [])
+
+
+def test_a_class_of_replicas_that_is_off_although_the_mean_is_not() -> None:
+    steps = [{"ratio": 1.0, "ratio/plain": 1.001, "ratio/fp8": 0.9}] * STEPS
+    (found,) = look(RunFacts(steps=steps), LIMITS)
+    assert (found.kind, found.severity, found.subject) == ("ratio", "warning", "fp8")
+    assert found.value == pytest.approx(0.9)
+    assert "class fp8 averaged 0.9000" in found.sentence
+    assert look(RunFacts(steps=steps[1:]), LIMITS) == []
+    assert kinds(RunFacts(steps=[*steps, {"ratio": 1.0}])) == [("ratio", "fp8")]  # none by it now

@@ -123,3 +123,10 @@ def test_generated_text_that_looks_like_the_field_is_left_alone() -> None:
 )
 def test_answers_that_do_not_name_the_model_are_unchanged(body: bytes) -> None:
     assert completions.with_model(body, old="physical", new="v7") == body
+
+
+@pytest.mark.parametrize("padding", ["", "x" * 4000])
+def test_the_answer_names_the_class_of_a_replica_that_is_not_plain(padding: str) -> None:
+    body = json.dumps({"text": padding, "model": "physical", "choices": []}).encode()
+    named = json.loads(completions.with_model(body, old="physical", new="v7", replica_class="fp8"))
+    assert named == {"text": padding, "model": "v7", "agrpo_class": "fp8", "choices": []}

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from asyncgrpo_agent.core.contract import Terms, engine_fault, is_tested
+from asyncgrpo_agent.core.contract import Terms, class_of, engine_fault, is_tested
 from asyncgrpo_agent.wire.messages import EngineFacts
 
 PLAIN = EngineFacts(
@@ -105,3 +105,11 @@ def test_too_few_slots_are_no_reason_to_leave() -> None:
 )
 def test_tested_versions(version: str, known: bool) -> None:
     assert is_tested(version) is known
+
+
+def test_a_class_is_a_name_that_a_metric_may_have() -> None:
+    assert class_of("", is_unverified=False) == ""
+    assert class_of("compressed-tensors", is_unverified=False) == "compressed-tensors"
+    assert class_of("", is_unverified=True) == "unverified"
+    assert class_of("fp8", is_unverified=True) == "unverified-fp8"
+    assert class_of("a/b\n" + "x" * 99, is_unverified=False) == "a_b_" + "x" * 28

@@ -46,3 +46,11 @@ def test_what_is_not_known_is_left_out_and_hours_are_seconds() -> None:
     assert found["run_replica_seconds", ("demo",)].value == 1800.0
     held = [labels for (name, labels), one in found.items() if name == "run_verdict" and one.value]
     assert held == [("demo", "balanced")]
+
+
+def test_the_ratio_of_each_class_of_replicas() -> None:
+    newest = {"ratio": 1.0, "ratio/plain": 1.001, "ratio/fp8": 0.95}
+    found = samples(RunFacts(snapshot=snapshot(), newest=newest))
+    assert found["train_importance_ratio", ("demo",)].value == 1.0
+    assert found["train_class_importance_ratio", ("demo", "fp8")].value == 0.95
+    assert found["train_class_importance_ratio", ("demo", "plain")].value == 1.001

@@ -64,7 +64,7 @@ async def add_run(proxy: Proxy, nursery: trio.Nursery, name: str = "demo") -> No
     run, now = proxy.runs.open(name), trio.current_time()
     run.attempt = "a0001-abcd"
     values = {key: float(number) for number, key in enumerate(TRL)}
-    values |= {trl_metrics.REWARD: 0.25, trl_metrics.RATIO: 1.01}
+    values |= {trl_metrics.REWARD: 0.25, trl_metrics.RATIO: 1.01, "ratio/fp8": 0.98}
     records = [
         {"t": 1e9, "kind": "limits", "queue_maxsize": 512},
         {"t": 1e9, "kind": "metrics", "step": 3, "max_steps": 50, "values": values},
@@ -114,7 +114,7 @@ async def every_scrape(state_dir: Path, nursery: trio.Nursery) -> dict[str, byte
     proxy = proxy_in(state_dir)
     await add_run(proxy, nursery)
     counts = TrainerCounts(max_steps=50, phase="training", last_sync_s=1.0)
-    counts.newest = {key: float(number) for number, key in enumerate(TRL)}
+    counts.newest = {key: float(number) for number, key in enumerate(TRL)} | {"ratio/fp8": 0.98}
     counts.add("checkpoint", {"step": 10, "seconds": 1.5}, 1e9)
     trainer = TrainerFacts(step=12, attempt=1, rtt_s=0.01, saved_step=10, saved_at_unix_s=1e9)
     samples = {

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import trio
+from msgspec import structs
 from trio.testing import MockClock
 
 from asyncgrpo_agent.core.join import Join
@@ -332,6 +333,16 @@ async def test_a_rollout_that_succeeds(chain: Chain) -> None:
     await whole(chain)
     answer = await chain.ask()
     assert (answer.status, json.loads(answer.body)["model"]) == (200, NAME)
+    assert "agrpo_class" not in json.loads(answer.body)
+
+
+async def test_an_answer_names_the_class_of_a_replica_that_is_not_plain(chain: Chain) -> None:
+    await whole(chain)
+    here = chain.run.links["r1"]
+    here.engine = structs.replace(ENGINE, quantization="fp8")
+    assert json.loads((await chain.ask()).body)["agrpo_class"] == "fp8"
+    here.engine, here.unverified = ENGINE, True
+    assert json.loads((await chain.ask()).body)["agrpo_class"] == "unverified"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from asyncgrpo_agent.core import trl_metrics
 from asyncgrpo_agent.store.history import read
 from fakes import fleet, witness
 from fakes.fleet import Site
@@ -59,7 +60,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
         yield made
 
 
-def start(site: Site, host: str, python: str) -> fleet.Agent:
+def start(site: Site, host: str, python: str, *more: str) -> fleet.Agent:
     return site.hosts.start(
         host,
         "--role=trainer",
@@ -70,6 +71,7 @@ def start(site: Site, host: str, python: str) -> fleet.Agent:
         f"--bucket={site.folder / 'bucket'}",
         f"--state-dir={site.folder / host}",
         f"--engine-python={python}",
+        *more,
     )
 
 
@@ -114,6 +116,28 @@ def test_an_unedited_program_trains_stops_and_goes_on(site: Site, engine_python:
     made = [records(site, host, "setup")[0] for host in ("one", "two")]
     assert [one["seeds"]["rollouts"] for one in made] == ["42-0", f"42-{resumed['step']}"]
     assert all(one["attention"] and one["sync"] and one["versions"]["trl"] for one in made)
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.deep
+def test_the_ratio_of_quantised_replicas_is_logged_apart(site: Site, engine_python: str) -> None:
+    for name, more in (("plain", ()), ("small", ("--quantization=awq",))):
+        site.replica(
+            name,
+            f"--model={TASK / 'model'}",
+            "--set=engine.module=fakes.witness",
+            "--",
+            f"--fake-record={site.folder / name}.jsonl",
+            *more,
+        )
+    allowed = "--set=trainer.allow_quantized_replicas=true"
+    trainer = start(site, "one", engine_python, "--min-replicas=2", allowed)
+    assert trainer.process.wait(180) == 0, trainer.text()
+    steps = [record["values"] for record in records(site, "one", "metrics")]
+    found = [trl_metrics.ratios_by_class(values) for values in steps]
+    assert {name for one in found for name in one} == {"plain", "awq"}
+    assert all("ratio" in values for values in steps)
 
 
 @pytest.mark.slow

@@ -101,6 +101,7 @@ def look(facts: RunFacts, limits: Limits) -> list[Finding]:
         *_wrong_digests(facts),
         *_without_effect(facts, limits),
         *_ratio(facts, limits),
+        *_class_ratios(facts, limits),
         *_stale_drops(facts, limits),
         *_slow_syncs(facts, limits),
         *_slow_mounts(facts, limits),
@@ -157,11 +158,8 @@ def _without_effect(facts: RunFacts, limits: Limits) -> list[Finding]:
 
 
 def _ratio(facts: RunFacts, limits: Limits) -> list[Finding]:
-    values = [v for step in facts.steps if (v := t.value_of(step, t.RATIO)) is not None][-STEPS:]
-    if len(values) < STEPS:
-        return []
-    mean = sum(values) / len(values)
-    if limits.ratio_low <= mean <= limits.ratio_high:
+    mean = _mean_of_steps(facts, t.RATIO)
+    if mean is None or limits.ratio_low <= mean <= limits.ratio_high:
         return []
     sentence = (
         f"The importance ratio averaged {mean:.4f} over the last {STEPS} steps (band"
@@ -173,6 +171,35 @@ def _ratio(facts: RunFacts, limits: Limits) -> list[Finding]:
     return [
         Finding(kind="ratio", severity="error", sentence=sentence, fix=fix, value=mean, limit=limit)
     ]
+
+
+def _class_ratios(facts: RunFacts, limits: Limits) -> list[Finding]:
+    """The mean over all may hide a class that is off. It was allowed, so that it is a warning."""
+    found = []
+    names = {name for step in facts.steps[-STEPS:] for name in t.ratios_by_class(step)}
+    for name in sorted(names):
+        mean = _mean_of_steps(facts, t.RATIO_OF + name)
+        if mean is None or limits.ratio_low <= mean <= limits.ratio_high:
+            continue
+        sentence = (
+            f"The importance ratio of rollouts by replicas of class {name} averaged {mean:.4f} over"
+            f" the last {STEPS} steps (band {limits.ratio_low:g} to {limits.ratio_high:g})."
+        )
+        fix = "Drain the replicas of that class, or widen alerts.ratio_low and alerts.ratio_high."
+        limit = limits.ratio_low if mean < limits.ratio_low else limits.ratio_high
+        found.append(
+            Finding(
+                kind="ratio", severity="warning", sentence=sentence, fix=fix, subject=name,
+                value=mean, limit=limit,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _mean_of_steps(facts: RunFacts, name: str) -> float | None:
+    """Of the last STEPS that logged it; None for fewer."""
+    values = [v for step in facts.steps if (v := t.value_of(step, name)) is not None][-STEPS:]
+    return sum(values) / STEPS if len(values) == STEPS else None
 
 
 def _stale_drops(facts: RunFacts, limits: Limits) -> list[Finding]:

@@ -14,6 +14,7 @@ import msgspec
 
 from asyncgrpo_agent.core import prompts
 
+CLASS_FIELD: Final = "agrpo_class"  # of an answer, as asyncgrpo_engine/ratios.py reads it
 _MODEL_WITHIN_BYTES: Final = 1024
 
 
@@ -91,13 +92,16 @@ def _read_prompt(known: _Known) -> tuple[list[int], int]:
     return prompts.token_ids(prompt), prompts.count_tokens(prompt) + chat_tokens
 
 
-def with_model(body: bytes, *, old: str, new: str) -> bytes:
-    """The answer `body`, naming `new` where it named `old`; unchanged where it does not."""
-    new_json = msgspec.json.encode(new)
+def with_model(body: bytes, *, old: str, new: str, replica_class: str = "") -> bytes:
+    """The answer `body`, naming `new` where it named `old`; unchanged where it does not.
+
+    With a `replica_class` it names that too, beside the model.
+    """
+    named = {"model": new, CLASS_FIELD: replica_class} if replica_class else {"model": new}
     if match := _field_naming(old).search(body, 0, _MODEL_WITHIN_BYTES):
         rest = memoryview(body)[match.end() :]
-        return b"".join((body[: match.start()], b'"model":', new_json, rest))
-    return _with_model_parsed(body, old=old, new=new)
+        return b"".join((body[: match.start()], msgspec.json.encode(named)[1:-1], rest))
+    return _with_model_parsed(body, old, named)
 
 
 @lru_cache(maxsize=64)
@@ -106,10 +110,10 @@ def _field_naming(model: str) -> re.Pattern[bytes]:
     return re.compile(rb'"model"\s*:\s*' + re.escape(msgspec.json.encode(model)))
 
 
-def _with_model_parsed(body: bytes, *, old: str, new: str) -> bytes:
+def _with_model_parsed(body: bytes, old: str, named: dict[str, str]) -> bytes:
     try:
         fields = _fields_decoder.decode(body)
         model = msgspec.json.decode(fields.get("model", b"null"))
     except (msgspec.MsgspecError, RecursionError):
         return body  # no JSON object: an error text of vLLM or of something before it
-    return msgspec.json.encode({**fields, "model": new}) if model == old else body
+    return msgspec.json.encode({**fields, **named}) if model == old else body

@@ -22,6 +22,8 @@ from asyncgrpo_agent.core.slots import UNKNOWN_STALENESS, slots_fault
 LOGPROBS_MODE: Final = "processed_logprobs"
 OLDEST_VLLM: Final = (0, 22, 0)  # what TRL 1.16 declares
 NEWEST_VLLM: Final = (0, 31)  # any patch of it
+MAX_CLASS_CHARS: Final = 32
+_UNNAMEABLE: Final = re.compile(r"[^A-Za-z0-9_.-]")
 _SAME_MODEL: Final = "Give model.path the same model on the trainer and on every replica"
 
 
@@ -90,6 +92,13 @@ def kv_dtype(facts: Engine) -> str:
     """The number format of an engine's KV cache; "" if it is not known."""
     plain = facts.dtype.removeprefix("torch.")
     return plain if facts.kv_cache_dtype == "auto" else facts.kv_cache_dtype
+
+
+def class_of(quantization: str, *, is_unverified: bool) -> str:
+    """The class of replicas that an engine is of, "" for the plain one: by what it may answer with
+    other probabilities than the trainer's model. Fit to be part of a metric's name."""
+    kind = _UNNAMEABLE.sub("_", quantization)[:MAX_CLASS_CHARS]
+    return "-".join(part for part in ("unverified" if is_unverified else "", kind) if part)
 
 
 def is_tested(version: str) -> bool:

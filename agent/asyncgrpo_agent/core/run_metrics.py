@@ -48,6 +48,12 @@ UNPRICED_S: Final = Family(
 )
 ALERTS: Final = Family("run_alerts", "gauge", "Alerts that hold.", ("run", "kind", "severity"))
 
+CLASS_RATIO: Final = Family(
+    "train_class_importance_ratio",
+    "gauge",
+    "Mean importance ratio of the newest step, by the class of the replicas that sampled.",
+    ("run", "class"),
+)
 QUEUE_LIMIT: Final = Family(
     "train_queue_limit_rollouts", "gauge", "Rollouts that TRL's queue may hold.", _RUN
 )
@@ -199,6 +205,8 @@ def run_samples(facts: RunFacts) -> Iterator[Sample]:
     yield from one(QUEUE_LIMIT, run, _number(known.get("queue_maxsize")))
     for name, family in TRL.items():
         yield from one(family, run, trl_metrics.value_of(facts.newest, name))
+    for name, ratio in trl_metrics.ratios_by_class(facts.newest).items():
+        yield from one(CLASS_RATIO, (*run, name), ratio)
     yield from _routing(run, facts)
     yield from _syncs(run, facts)
     for replica in shown["replicas"]:

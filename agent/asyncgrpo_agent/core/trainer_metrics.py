@@ -64,6 +64,8 @@ TRL: Final[Mapping[str, Family]] = {
     for name, family in run_metrics.TRL.items()
 }
 
+CLASS_RATIO: Final = replace(run_metrics.CLASS_RATIO, name="trainer_class_importance_ratio")
+
 
 @dataclass(slots=True)
 class TrainerCounts:
@@ -170,6 +172,8 @@ def trainer_samples(run: str, counts: TrainerCounts, now: TrainerFacts) -> Itera
     yield Sample(SYNC_S, labels, counts.sync_s)
     for name, family in TRL.items():
         yield from one(family, labels, trl_metrics.value_of(counts.newest, name))
+    for name, ratio in trl_metrics.ratios_by_class(counts.newest).items():
+        yield from one(CLASS_RATIO, (*labels, name), ratio)
 
 
 def _plain(counts: TrainerCounts, now: TrainerFacts) -> list[tuple[Family, float | None]]:

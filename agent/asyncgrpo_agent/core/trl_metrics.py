@@ -14,6 +14,7 @@ from typing import Final
 
 REWARD: Final = "reward"
 RATIO: Final = "ratio"
+RATIO_OF: Final = "ratio/"  # and a class of replicas; see asyncgrpo_engine/ratios.py
 STEP_S: Final = "perf/step_s"
 FWD_BWD_S: Final = "perf/fwd_bwd_s"
 WAIT_S: Final = "perf/rollout_wait_s"
@@ -40,6 +41,25 @@ def value_of(values: Mapping[str, float], name: str) -> float | None:
         if other.rpartition("/")[2] == leaf:
             return value
     return None
+
+
+def ratios_by_class(values: Mapping[str, float]) -> dict[str, float]:
+    """The importance ratio of each class of replicas, where rollouts came from several."""
+    found = {
+        name.removeprefix(RATIO_OF): value
+        for name, value in values.items()
+        if name.startswith(RATIO_OF)
+    }
+    return dict(sorted(found.items()))
+
+
+def mean_ratios(steps: Collection[Mapping[str, float]]) -> dict[str, float]:
+    """The mean over `steps` of the same; {} where no step has any."""
+    seen: dict[str, list[float]] = {}
+    for step in steps:
+        for name, ratio in ratios_by_class(step).items():
+            seen.setdefault(name, []).append(ratio)
+    return {name: round(sum(all_) / len(all_), 5) for name, all_ in sorted(seen.items())}
 
 
 def name_in(names: Collection[str], name: str) -> str | None:

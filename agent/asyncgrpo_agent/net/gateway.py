@@ -244,7 +244,9 @@ class Gateway:
         return Response(
             status=answer.status,
             content_type=answer.content_type,
-            body=completions.with_model(answer.body, old=model, new=call.model),
+            body=completions.with_model(
+                answer.body, old=model, new=call.model, replica_class=answer.replica_class
+            ),
         )
 
     def _model_for(self, name: str) -> str | None:

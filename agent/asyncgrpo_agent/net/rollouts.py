@@ -55,6 +55,9 @@ class CompletedRollout(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     replica: str = ""
 
+    replica_class: str = ""
+    """Of the replica; "" is the plain one. See `core.contract.class_of`."""
+
     retry_after_s: float = 0.0
     """When to ask again, for an error that is about to pass; 0 says nothing."""
 

@@ -185,7 +185,7 @@ def _ratio(seen: _Seen) -> Figure | None:
         title="Importance ratio",
         x_label=_STEP,
         y_label="trainer / generator probability",
-        lines=seen.lines(t.RATIO),
+        lines=[*seen.lines(t.RATIO), *_ratios_by_class(seen)],
         fixed_y=RATIO_BAND,
         guides=edges if outside else (),
         resumes=seen.resumes,
@@ -196,6 +196,16 @@ def _ratio(seen: _Seen) -> Figure | None:
         f" token; {told} within {low:g} and {high:g}."
     )
     return Figure(name="ratio", caption=caption, chart=chart)
+
+
+def _ratios_by_class(seen: _Seen) -> list[Line]:
+    """A line for each class of replicas, where rollouts came from several."""
+    inks: tuple[Ink, ...] = ("c1", "c2", "c3")
+    names = [name for name in sorted(seen.run.story.series.names) if name.startswith(t.RATIO_OF)]
+    return [
+        seen.line(name, f"class {name.removeprefix(t.RATIO_OF)}", ink)
+        for name, ink in zip(names, inks, strict=False)
+    ]
 
 
 def _simple(

@@ -9,6 +9,7 @@ from typing import Final
 import trio
 from h2.errors import ErrorCodes
 
+from asyncgrpo_agent.core.contract import class_of
 from asyncgrpo_agent.core.replicas import Replica
 from asyncgrpo_agent.errors import EngineHangsError, LinkError
 from asyncgrpo_agent.logs import Log
@@ -48,6 +49,14 @@ class ReplicaLink:
     refusal: m.Refused | None = None  # why it has to go
     seated: trio.CancelScope = field(default_factory=trio.CancelScope)  # ends with its name
     answering: set[Exchange] = field(default_factory=set)  # rollouts whose answer has yet to begin
+
+    @property
+    def answer_class(self) -> str:
+        """Of its rollouts; see `core.contract`."""
+        kind = "" if self.engine is None else self.engine.quantization
+        if not (kind or self.unverified):
+            return ""
+        return class_of(kind, is_unverified=self.unverified)
 
     def refuse(self, refusal: m.Refused) -> None:
         """Have it told and its link closed."""

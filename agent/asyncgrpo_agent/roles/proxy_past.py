@@ -206,12 +206,14 @@ def run_row(name: str, run: Run | None) -> dict[str, Any]:
     row |= {"ready": 0, "registered": 0}
     unknown = ("attempt", "since_unix_s", "step", "max_steps", "phase", "reward", "verdict")
     row |= dict.fromkeys((*unknown, "cost", "replica_hours"))
+    row["ratio_by_class"] = {}
     if run is None:
         return row
     story = run.story
+    newest = list(story.recent)[-REWARD_STEPS:]
     rewards = [
         value
-        for step in list(story.recent)[-REWARD_STEPS:]
+        for step in newest
         if (value := trl_metrics.value_of(step.values, trl_metrics.REWARD)) is not None
     ]
     counted = story.totals if "replica_hours" in story.totals else story.traffic
@@ -222,6 +224,7 @@ def run_row(name: str, run: Run | None) -> dict[str, Any]:
         "max_steps": story.max_steps or None,
         "phase": story.phase or None,
         "reward": sum(rewards) / len(rewards) if rewards else None,
+        "ratio_by_class": trl_metrics.mean_ratios([step.values for step in newest]),
         "verdict": report.verdict(run),
         "cost": counted.get("cost"),
         "replica_hours": counted.get("replica_hours"),

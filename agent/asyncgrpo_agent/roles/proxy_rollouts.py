@@ -186,6 +186,8 @@ async def _try(
             begun = True
             if request.may_have_run and not answer.may_have_run:
                 answer = msgspec.structs.replace(answer, may_have_run=True)
+            if target.answer_class:
+                answer = msgspec.structs.replace(answer, replica_class=target.answer_class)
             await stream.respond(OK_RESPONSE)  # only now: it leaves in one write with the answer
             await stream.send(framing.encode(answer) + rest)
             while chunk := await upstream.receive():

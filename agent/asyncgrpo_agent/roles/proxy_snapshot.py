@@ -30,9 +30,10 @@ def run_row(run: ProxyRun, now: float) -> dict[str, Any]:
     """One line in the list of runs."""
     run.charge(now)
     story = run.story.story
+    newest = list(story.recent)[-REWARD_STEPS:]
     rewards = [
         value
-        for row in list(story.recent)[-REWARD_STEPS:]
+        for row in newest
         if (value := trl_metrics.value_of(row.values, trl_metrics.REWARD)) is not None
     ]
     return {
@@ -45,6 +46,7 @@ def run_row(run: ProxyRun, now: float) -> dict[str, Any]:
         "max_steps": story.max_steps or None,
         "phase": story.phase or None,
         "reward": sum(rewards) / len(rewards) if rewards else None,
+        "ratio_by_class": trl_metrics.mean_ratios([row.values for row in newest]),
         "ready": sum(replica.state is State.READY for replica in run.fleet),
         "registered": len(run.links),
         "cost": run.usage.cost,

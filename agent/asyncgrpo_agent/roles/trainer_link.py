@@ -262,6 +262,7 @@ async def _exchange(
         may_have_run=answer.may_have_run or attempts.may_have_run,
         reason=answer.reason,
         replica=answer.replica,
+        replica_class=answer.replica_class,
         retry_after_s=answer.retry_after_s,
     )
 

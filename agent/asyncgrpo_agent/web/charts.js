@@ -3,7 +3,7 @@
 import { choice } from "./choice.js";
 import { h, panel, put, say } from "./dom.js";
 import { number } from "./format.js";
-import { CHARTS, chartOf, resolve } from "./metrics.js";
+import { CHARTS, chartOf, linesOf } from "./metrics.js";
 import { canPlot, Plot } from "./plot.js";
 import { runningMean, windowOf } from "./series.js";
 import { onTheme } from "./theme.js";
@@ -71,8 +71,7 @@ export function charts(onMore) {
   }
 
   function build(definition) {
-    const names = definition.lines.map((line) => resolve(line, available));
-    const lines = definition.lines.map((line, index) => ({ label: line.label, name: names[index] })).filter((line) => line.name);
+    const lines = linesOf(definition, available);
     const known = plots.get(definition.key);
     if (known && known.names.join() === lines.map((line) => line.name).join()) return known;
     known?.plot?.close();

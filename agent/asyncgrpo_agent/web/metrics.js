@@ -4,7 +4,7 @@
 export const CHARTS = [
   { key: "reward", title: "Reward", running: 20,
     lines: [{ names: ["reward", "reward/mean", "rewards/mean"], label: "mean of the step" }] },
-  { key: "ratio", title: "Importance ratio", axis: [0.99, 1.01], digits: 4,
+  { key: "ratio", title: "Importance ratio", axis: [0.99, 1.01], digits: 4, each: "ratio/",
     lines: [{ names: ["ratio", "importance_sampling_ratio/mean", "sampling/importance_sampling_ratio/mean"], like: /(^|\/)(importance_sampling_)?ratio(\/mean|_mean)?$/, label: "ratio" }] },
   { key: "staleness", title: "Staleness", unit: "versions",
     lines: [
@@ -51,9 +51,16 @@ export function resolve(line, available) {
   return line.names.find((name) => known.has(name)) ?? moved() ?? alike() ?? null;
 }
 
+/** A chart's lines that this run logs, each with its name; `each` adds one for every name that begins so. */
+export function linesOf(chart, available) {
+  const found = chart.lines.map((line) => ({ label: line.label, name: resolve(line, available) })).filter((line) => line.name);
+  const more = chart.each ? available.filter((name) => name.startsWith(chart.each)).sort() : [];
+  return [...found, ...more.map((name) => ({ label: name.slice(chart.each.length), name }))];
+}
+
 /** All that the standard charts need of this run. */
 export function wanted(available, more = []) {
-  const found = CHARTS.flatMap((chart) => chart.lines.map((line) => resolve(line, available))).filter(Boolean);
+  const found = CHARTS.flatMap((chart) => linesOf(chart, available).map((line) => line.name));
   return [...new Set([...found, ...more])];
 }
 

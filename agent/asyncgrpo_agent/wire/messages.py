@@ -344,7 +344,7 @@ FromAcceptor = (
 # --- rollouts --------------------------------------------------------------------------------
 
 
-class Rollout(msgspec.Struct, frozen=True):
+class Rollout(msgspec.Struct, frozen=True, omit_defaults=True):
     """The envelope ahead of a request's body; all that the proxy needs in order to place it."""
 
     id: str
@@ -357,7 +357,7 @@ class Rollout(msgspec.Struct, frozen=True):
     is_low: bool = False  # where rollouts wait, all others go first
 
 
-class RolloutAnswer(msgspec.Struct, frozen=True):
+class RolloutAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     """The envelope ahead of an answer's body."""
 
     status: int  # HTTP status
@@ -368,6 +368,7 @@ class RolloutAnswer(msgspec.Struct, frozen=True):
     may_have_run: bool = True
     reason: str = ""
     retry_after_s: float = 0.0  # the proxy has no room for it now; 0 says nothing
+    replica_class: str = ""  # as the proxy knows it; "" is the plain one
 
 
 # --- adapters over links ---------------------------------------------------------------------
