@@ -69,13 +69,36 @@ def test_a_repeated_model_cannot_be_smuggled_past() -> None:
     assert call.body_for("physical").count(b'"model"') == 1
 
 
+def test_a_model_named_twice_in_other_letters_is_not_the_first_one() -> None:
+    body = b'{"model":"first","prompt":[1],"mod\\u0065l":"second"}'
+    call = completions.parse(body)
+    assert call.model == "second"
+    assert json.loads(call.body_for("physical"))["model"] == "physical"
+
+
+def test_a_model_that_does_not_come_first_is_found() -> None:
+    call = completions.parse(b'{"prompt":[1],"nested":{"model":"m"},"model":"m"}')
+    assert json.loads(call.body_for("x")) == {"prompt": [1], "nested": {"model": "m"}, "model": "x"}
+
+
+def test_prompts_are_told_apart_by_model_and_by_length() -> None:
+    long = [n % 1000 for n in range(completions.REMEMBERED_BYTES // 2)]
+    for prompt in (list(range(40)), list(range(1, 41)), long):
+        call, again = parse({**TRL_BODY, "prompt": prompt}), parse({**TRL_BODY, "prompt": prompt})
+        assert call.prompt_tokens == again.prompt_tokens == len(prompt)
+        first = call.blocks_for("one")
+        assert again.blocks_for("one") == first
+        assert again.blocks_for("two") != first
+        assert call.blocks_for("one") == first
+
+
 def test_ids_beyond_any_vocabulary_do_no_harm() -> None:
     assert len(parse({**TRL_BODY, "prompt": [2**70] * 16}).blocks_for("physical")) == 1
 
 
 def test_chat_is_estimated() -> None:
     call = parse({"model": "m", "messages": [{"role": "user", "content": "hello"}]})
-    assert call.tokens == []
+    assert call.blocks_for("m") == []
     assert 5 < call.prompt_tokens < 20
     assert call.max_tokens is None
 

@@ -7,6 +7,7 @@ re-rendered. An answer of megabytes is not parsed: vLLM writes `model` near its 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
@@ -15,6 +16,8 @@ import msgspec
 from asyncgrpo_agent.core import prompts
 
 CLASS_FIELD: Final = "agrpo_class"  # of an answer, as asyncgrpo_engine/ratios.py reads it
+REMEMBERED_PROMPTS: Final = 32
+REMEMBERED_BYTES: Final = 32 << 10  # of one, as JSON: all together are a few megabytes at most
 _MODEL_WITHIN_BYTES: Final = 1024
 
 
@@ -29,67 +32,78 @@ class _Known(msgspec.Struct):
     stream: bool | None = None
 
 
-class _KnownIds(msgspec.Struct):
-    """The same of a request whose prompt is token ids, such as TRL's: read in one go."""
-
-    model: str
-    prompt: list[int]
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    stream: bool | None = None
-
-
 _known_decoder = msgspec.json.Decoder(_Known)
-_ids_decoder = msgspec.json.Decoder(_KnownIds)
 _prompt_decoder: Final[msgspec.json.Decoder[prompts.Prompt]] = msgspec.json.Decoder(prompts.Prompt)
+_ids_decoder = msgspec.json.Decoder(list[int])  # TRL's prompts, at a third of the time
 _fields_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A prompt that was read, and its blocks under the model that was last asked for."""
+
+    tokens: list[int]  # of a single token-id prompt; empty for text and chat
+    count: int
+    model: str = ""
+    blocks: list[int] = field(default_factory=list)
+
+    def blocks_under(self, model: str) -> list[int]:
+        if model != self.model:
+            self.model, self.blocks = model, prompts.block_hashes(model, self.tokens)
+        return self.blocks
 
 
 class CompletionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A completion or chat request. `max_tokens` is None where the client left it to vLLM."""
 
     model: str
-    tokens: list[int]  # of a single token-id prompt; empty for text and chat
-    prompt_tokens: int
+    prompt: _Prompt
+    prompt_tokens: int  # with those of chat messages
     max_tokens: int | None
     stream: bool
-    fields: dict[str, msgspec.Raw]
+    body: bytes
 
     def body_for(self, model: str) -> bytes:
         """The request's body, naming `model`."""
-        return msgspec.json.encode({**self.fields, "model": model})
+        named = _field_naming(self.model).match(self.body, 1)  # where TRL's begins
+        if named and self.body[:1] == b"{" and self.body.count(b'"model"') == 1:
+            rest = memoryview(self.body)[named.end() :]
+            return b"".join((b'{"model":', msgspec.json.encode(model), rest))
+        return msgspec.json.encode({**_fields_decoder.decode(self.body), "model": model})
 
     def blocks_for(self, model: str) -> list[int]:
-        """Block hashes of the prompt under `model`."""
-        return prompts.block_hashes(model, self.tokens)
+        """Block hashes of the prompt under `model`; not to be changed."""
+        return self.prompt.blocks_under(model)
 
 
 def parse(body: bytes) -> CompletionRequest:
     """Raises msgspec.MsgspecError for a body that is no completion request, or RecursionError for
     one that is nested without end."""
-    known: _Known | _KnownIds
-    try:
-        known = _ids_decoder.decode(body)
-        tokens, prompt_tokens = known.prompt, len(known.prompt)
-    except msgspec.ValidationError:
-        known = _known_decoder.decode(body)
-        tokens, prompt_tokens = _read_prompt(known)
+    known = _known_decoder.decode(body)
+    raw = bytes(known.prompt)
+    prompt = _remembered(raw) if len(raw) <= REMEMBERED_BYTES else _read_prompt(raw)
     max_tokens = known.max_completion_tokens
     return CompletionRequest(
         model=known.model,
-        tokens=tokens,
-        prompt_tokens=prompt_tokens,
+        prompt=prompt,
+        prompt_tokens=prompt.count + prompts.estimate_tokens(len(bytes(known.messages))),
         max_tokens=known.max_tokens if max_tokens is None else max_tokens,
         stream=bool(known.stream),
-        fields=_fields_decoder.decode(body),
+        body=body,
     )
 
 
-def _read_prompt(known: _Known) -> tuple[list[int], int]:
-    """The token ids of a single prompt given as such, and how many tokens there are in all."""
-    prompt = _prompt_decoder.decode(known.prompt)
-    chat_tokens = prompts.estimate_tokens(len(bytes(known.messages)))
-    return prompts.token_ids(prompt), prompts.count_tokens(prompt) + chat_tokens
+def _read_prompt(raw: bytes) -> _Prompt:
+    try:
+        tokens = _ids_decoder.decode(raw)
+        return _Prompt(tokens, len(tokens))
+    except msgspec.ValidationError:
+        prompt = _prompt_decoder.decode(raw)
+        return _Prompt(prompts.token_ids(prompt), prompts.count_tokens(prompt))
+
+
+# The rollouts of a group come one after the other, with one prompt.
+_remembered = lru_cache(maxsize=REMEMBERED_PROMPTS)(_read_prompt)
 
 
 def with_model(body: bytes, *, old: str, new: str, replica_class: str = "") -> bytes:
