@@ -15,25 +15,35 @@ def pair() -> tuple[DirectStream, DirectStream]:
     return DirectStream(near), DirectStream(far)
 
 
-async def read_all(stream: DirectStream) -> bytes:
+async def read_all(stream: DirectStream, max_bytes: int | None = None) -> bytes:
     data = bytearray()
-    while part := await stream.receive_some():
+    while part := await stream.receive_some(max_bytes):
         data += part
     return bytes(data)
 
 
-async def test_large_data_goes_through_whole() -> None:
+@pytest.mark.parametrize("max_bytes", [None, 1_000, 256 << 10, 1 << 20])
+async def test_large_data_goes_through_whole(max_bytes: int | None) -> None:
     near, far = pair()
     received: list[bytes] = []
 
     async def receive() -> None:
-        received.append(await read_all(far))
+        received.append(await read_all(far, max_bytes))
 
     async with near, far, trio.open_nursery() as nursery:
         nursery.start_soon(receive)
         await near.send_all(LARGE)
         await near.send_eof()
     assert received == [LARGE]
+
+
+async def test_what_was_read_stays_as_it_was_when_more_is_read() -> None:
+    near, far = pair()
+    async with near, far:
+        await near.send_all(b"first")
+        first = await far.receive_some(256 << 10)
+        await near.send_all(b"other")
+        assert (first, await far.receive_some(256 << 10)) == (b"first", b"other")
 
 
 async def test_a_peer_that_never_stops_lets_others_work() -> None:

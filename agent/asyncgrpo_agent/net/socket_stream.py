@@ -6,6 +6,9 @@ at once, and only one that must wait gives the loop to others. Reading, which a 
 ever, gives way after a few pieces in a row, and does not try again at once where a piece was short:
 there is hardly ever more. Writing ends with what there is to write.
 
+Much is read into memory that is kept: to have a quarter of a megabyte from the system and give it
+back costs 23 microseconds, five times as much as to read a small request.
+
 One task reads and one writes, as with trio's. It owns the trio stream that it was made of.
 """
 
@@ -18,6 +21,9 @@ import trio
 
 _READ_BYTES: Final = 64 << 10
 _READS_IN_A_ROW: Final = 4
+_CHEAP_BYTES: Final = 64 << 10  # that os.read may ask for: memory which is at hand
+_SPARE_BYTES: Final = 264 << 10  # what TLS asks for, and a little more
+_spare: Final[list[bytearray]] = []  # taken out for one read: two threads never share one
 
 
 class DirectStream(trio.abc.HalfCloseableStream):
@@ -45,7 +51,7 @@ class DirectStream(trio.abc.HalfCloseableStream):
         while True:
             self._check()
             try:
-                data = os.read(self._fd, size_bytes)
+                data = _read(self._fd, size_bytes)
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._fd)
             except OSError as error:
@@ -89,3 +95,15 @@ class DirectStream(trio.abc.HalfCloseableStream):
     def _check(self) -> None:
         if self._closed:
             raise trio.ClosedResourceError("this socket was closed here")
+
+
+def _read(fd: int, size_bytes: int) -> bytes:
+    if not _CHEAP_BYTES < size_bytes <= _SPARE_BYTES:
+        return os.read(fd, size_bytes)
+    room = _spare.pop() if _spare else bytearray(_SPARE_BYTES)
+    try:
+        with memoryview(room) as whole, whole[:size_bytes] as asked:
+            came_bytes = os.readv(fd, [asked])
+            return bytes(asked[:came_bytes])
+    finally:
+        _spare.append(room)
