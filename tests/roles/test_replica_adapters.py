@@ -12,10 +12,11 @@ import trio
 from msgspec import structs
 
 from asyncgrpo_agent.config.sections import Agent, Bucket, Config, Engine
+from asyncgrpo_agent.core import looks
 from asyncgrpo_agent.core.adapters import COMMITS_PER_FOLDER
 from asyncgrpo_agent.core.join import Join
 from asyncgrpo_agent.procs.vllm import EngineSpec
-from asyncgrpo_agent.roles import replica_adapters, replica_commits
+from asyncgrpo_agent.roles import replica_adapters
 from asyncgrpo_agent.roles.replica_adapters import Loader
 from asyncgrpo_agent.roles.replica_engine import EngineHost
 from asyncgrpo_agent.store.bucket import PublishedAdapter
@@ -235,7 +236,7 @@ async def test_what_was_announced_is_loaded_as_soon_as_it_shows(tmp_path: Path) 
 async def test_what_never_shows_is_looked_for_ever_less_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica_commits, "AWAIT_SHARE", 1.0)
+    monkeypatch.setattr(looks, "AWAIT_SHARE", 1.0)
     async with world(tmp_path) as here:
         here.loader.accept(ATTEMPT, [])
         await here.loaded(await here.publish(0, announced=True))

@@ -1,11 +1,10 @@
 """The replica's adapters: look at the bucket, compare with what vLLM holds, load or drop.
 
 Level-triggered: a hint from the proxy, a change in the bucket, a timer, a restarted vLLM and a late
-start all lead to the same round. One round runs at a time. On mounts, where each look costs
-requests, the timer is slow while a proxy can announce, and quick for what it has announced. What
-vLLM lists is the truth about what is loaded; the listing of the bucket is the truth about what
-exists. An ack is sent only for bytes that were verified while they were staged, were loaded with
-200, and that vLLM lists with the staged path.
+start all lead to the same round. One round runs at a time. What vLLM lists is the truth about what
+is loaded; the listing of the bucket is the truth about what exists. An ack is sent only for bytes
+that were verified while they were staged, were loaded with 200, and that vLLM lists with the staged
+path.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ import trio
 
 from asyncgrpo_agent.config.sections import Config
 from asyncgrpo_agent.core import adapters as decide
+from asyncgrpo_agent.core import looks
 from asyncgrpo_agent.core.adapters import AdapterId, Listed
 from asyncgrpo_agent.core.arrivals import RETRY_S, Arrivals
 from asyncgrpo_agent.core.join import Join
@@ -43,9 +43,6 @@ from asyncgrpo_agent.wire import messages as m
 log = Log(__name__)
 notifier = Notifier.from_environment(os.environ)
 
-WATCHED_S: Final = 5.0  # between rounds where changes are told; one that is missed costs this
-POLL_S: Final = 1.0  # the same where nobody tells of any
-HINTED_POLL_S: Final = 15.0  # the same where only the proxy does
 ALREADY_LOADED: Final = 400
 
 
@@ -216,11 +213,12 @@ class Loader:
 
     def _pause_s(self) -> float:
         now = trio.current_time()
-        due_s = self._arrivals.due_s(now)
-        if self._is_watched:
-            return min([WATCHED_S, *due_s])
-        due_s += self.commits.due_s(now)
-        return min([HINTED_POLL_S if self.linked else POLL_S, *due_s])
+        return looks.pause_s(
+            watched=self._is_watched,
+            linked=self.linked,
+            retries_s=self._arrivals.due_s(now),
+            awaited_s=self.commits.awaited_s(now),
+        )
 
     async def _round(self) -> None:
         """Look at the bucket, then act. Without the bucket, act by what it has shown before."""

@@ -24,8 +24,6 @@ from asyncgrpo_agent.roles.bucket_host import BucketHost
 
 log = Log(__name__)
 
-AWAIT_S: Final = 0.1  # between looks for what was announced a moment ago and is not visible yet
-AWAIT_SHARE: Final = 0.04  # later on, a part of the time that it has been awaited
 KEPT_COMMITS: Final = 64
 
 
@@ -49,9 +47,9 @@ class Commits:
         self.known.clear()
         self.awaited.clear()
 
-    def due_s(self, now: float) -> list[float]:
-        """How long until the next look for each that is awaited."""
-        return [max(AWAIT_S, AWAIT_SHARE * (now - since)) for since in self.awaited.values()]
+    def awaited_s(self, now: float) -> list[float]:
+        """For how long each that was announced and does not show yet has been awaited."""
+        return [now - since for since in self.awaited.values()]
 
     def remembered(self) -> list[Listed]:
         """What was seen before, for when the bucket cannot be asked."""
