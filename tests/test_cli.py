@@ -249,7 +249,7 @@ def test_help_is_the_same_on_every_terminal(
     assert max(map(len, texts[0].splitlines())) <= 98
 
 
-@pytest.mark.parametrize("command", ["", "init", "check", "run", "join", "token", "drain"])
+@pytest.mark.parametrize("command", ["", "init", "check", "run", "join", "token", "drain", "plan"])
 def test_help_of_every_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main([*command.split(), "--help"])

@@ -42,6 +42,7 @@ commands:
   adapters              show the versions of a run's adapter, who holds them and since when
   adapters get          take one home, as a folder that PEFT loads
   report                write a page about a run, with charts, from its history or its bucket
+  plan                  simulate a fleet: sync time, idle share, S3 requests, dollars, proxies
   model pack            write a base model as a folder for hosts without a model hub
   model verify          check every byte of such a folder
   doctor                look at this host: what a role needs, what is there, how to mend it
@@ -309,6 +310,13 @@ def _report_run(words: list[str], _engine_args: list[str]) -> int:
     return 0
 
 
+def _plan(words: list[str], _engine_args: list[str]) -> int:
+    from asyncgrpo_agent import plan_command
+
+    sys.stdout.write(plan_command.run(words))
+    return 0
+
+
 def _model(words: list[str], _engine_args: list[str]) -> int:
     from asyncgrpo_agent import model_commands
 
@@ -379,6 +387,7 @@ _COMMANDS: Final[dict[str, Callable[[list[str], list[str]], int]]] = {
     "logs": _logs,
     "rollouts": _rollouts,
     "report": _report_run,
+    "plan": _plan,
     "model": _model,
     "doctor": _doctor,
     "diag": _diag,

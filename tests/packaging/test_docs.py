@@ -84,6 +84,17 @@ def test_commands_and_their_flags_exist(command: str, capsys: pytest.CaptureFixt
     assert [flag for flag in flags if flag not in shown] == []
 
 
+PLANS = [command for command in COMMANDS if command.split()[1] == "plan"]
+
+
+@pytest.mark.parametrize("command", PLANS)
+def test_plans_are_made(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of less virtual time, which says the same of the flags."""
+    words = shlex.split(command)[1:]
+    assert cli.main([*words, "--simulate=20s", "--placed-replicas=2"]) == 0
+    assert "ottleneck: " in capsys.readouterr().out
+
+
 # --- how to begin ----------------------------------------------------------------------------
 
 
