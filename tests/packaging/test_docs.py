@@ -1,8 +1,8 @@
 """packaging/docs: what agents are said to say is in their source, and every command is one.
 
 Blocks of commands that need more than a host say so in their first line, beside `sh`: `gpu` (or a
-container engine), `cloud` (an account), `systemd`; `tested` and `slurm` name no need, but what runs
-them. All others are run here, or have the flags that they are given.
+container engine), `cloud` (an account), `systemd`; `tested` and `slurm` and `state` name no need, but what
+runs them. All others are run here, or have the flags that they are given.
 """
 
 from __future__ import annotations
@@ -44,8 +44,11 @@ BLOCKS = [
 ]
 SHELL = [(page, kind, block) for page, kind, block in BLOCKS if kind.split()[0] == "sh"]
 # Pages that show how to begin, somewhere.
-BEGINNINGS = ("air-gapped.md", "buckets.md", "on-prem.md", "slurm.md", "spot.md")
-NEEDS = ("gpu", "cloud", "systemd", "slurm", "tested")
+BEGINNINGS = (
+    *("air-gapped.md", "buckets.md", "on-prem.md", "quick-start.md", "slurm.md", "spot.md"),
+    "static-upstreams.md",
+)
+NEEDS = ("gpu", "cloud", "systemd", "slurm", "tested", "state")
 COMMANDS = [
     line
     for _, _, block in SHELL
@@ -112,6 +115,8 @@ def test_configurations_have_keys_that_exist(page: str, block: str) -> None:
     roles: dict[str, Role] = {"proxy": "proxy", "replica": "replica", "trainer": "trainer"}
     settings = {"link.join": "j", "bucket.path": "/b", "model.path": "/m"}
     settings |= {"train.dataset": "d.jsonl", "train.rewards": '["r:f"]'}
+    if "embed_proxy" in block:
+        del settings["link.join"]
     given = [
         sources.Setting(path=path, value=value, origin="test")
         for path, value in settings.items()
@@ -177,6 +182,37 @@ def test_commands_that_make_joins_and_packs_work(
         if words[0] in ("doctor", "check"):
             continue  # of a host that is set up: tests/test_doctor.py
         assert cli.main(words) == 0, capsys.readouterr().err
+
+
+def test_a_proxys_state_is_saved_and_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the page's own commands, onto an empty disk."""
+    state = tmp_path / "state"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ASYNCGRPO_STATE_DIR", str(state))
+    assert cli.main(["run", "create", "demo"]) == 0
+    words = ["token", "create", "--role=replica", "--run=demo", "--address=p.example.org:7843"]
+    assert cli.main([*words, "--output=replica.join"]) == 0
+    known = ["run list", "token list"]
+
+    def told() -> str:
+        capsys.readouterr()
+        for command in known:
+            assert cli.main([*command.split(), f"--state-dir={state}"]) == 0
+        return capsys.readouterr().out
+
+    before = told()
+    save, restore = (block for _, kind, block in SHELL if kind == "sh state")
+    for block in (save, restore):
+        script = block.replace("/var/lib/asyncgrpo-agent", str(state))
+        subprocess.run(["sh", "-e", "-c", script], check=True)
+        if block is save:
+            state.rename(tmp_path / "lost")
+    assert told() == before
+    assert "demo" in before
+    assert (tmp_path / "agrpo-state.tar.gz").stat().st_mode & 0o077 == 0
+    assert state.stat().st_mode & 0o077 == 0
 
 
 # --- Slurm -----------------------------------------------------------------------------------

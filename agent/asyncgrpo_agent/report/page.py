@@ -72,22 +72,31 @@ def page(run: Run, figures: Sequence[Figure], *, made: str) -> str:
     """The whole of it. `made`: by what, and when."""
     name = escape(run.name)
     parts = [
-        "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>Report on run {name}</title><style>{_STYLE}{_ink_rules()}</style></head>",
+        head(f"Report on run {name}"),
         f"<body><main><h1>Run {name}</h1>",
         f'<p class="made">{escape(made)}</p>',
         _verdict(facts.verdict(run)),
-        _facts(facts.title_facts(run), "title"),
+        definitions(facts.title_facts(run), "title"),
         "<h2>Charts</h2>",
         _figures(figures, flat(run)),
-        *(_table(table) for table in facts.tables(run)),
+        *(shown(table) for table in facts.tables(run)),
     ]
     if settings := facts.settings(run):
-        parts.append(f"<h2>Settings</h2>{_facts(settings, 'settings')}")
+        parts.append(f"<h2>Settings</h2>{definitions(settings, 'settings')}")
     return "\n".join([*parts, "</main></body></html>"]) + "\n"
+
+
+def head(title: str) -> str:
+    """Up to the body; `title` is HTML."""
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{title}</title><style>{_STYLE}{_ink_rules()}</style></head>",
+        ]
+    )
 
 
 def _ink_rules() -> str:
@@ -119,7 +128,8 @@ def _evidence(one: Evidence) -> str:
     return f"{one.name}: {short(one.value)}{limit} {one.unit}".rstrip()
 
 
-def _facts(rows: Sequence[tuple[str, str]], style: str) -> str:
+def definitions(rows: Sequence[tuple[str, str]], style: str) -> str:
+    """Names and what they stand for; `style` is "title" or "settings"."""
     items = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in rows
     )
@@ -127,10 +137,10 @@ def _facts(rows: Sequence[tuple[str, str]], style: str) -> str:
 
 
 def _figures(figures: Sequence[Figure], not_drawn: Sequence[str]) -> str:
-    shown = "\n".join(_figure(number, one) for number, one in enumerate(figures, 1))
+    drawn = "\n".join(_figure(number, one) for number, one in enumerate(figures, 1))
     none = "" if figures else '<p class="note">No step was logged.</p>'
     note = f'<p class="note">0 at every step: {escape("; ".join(not_drawn))}.</p>'
-    return f'<div class="figures">{shown}</div>{none}{note if not_drawn else ""}'
+    return f'<div class="figures">{drawn}</div>{none}{note if not_drawn else ""}'
 
 
 def _figure(number: int, figure: Figure) -> str:
@@ -139,7 +149,8 @@ def _figure(number: int, figure: Figure) -> str:
     return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
 
-def _table(table: Table) -> str:
+def shown(table: Table) -> str:
+    """With its title as a heading."""
     head = "".join(
         f'<th scope="col"{_class(table, at)}>{escape(name)}</th>'
         for at, name in enumerate(table.columns)
