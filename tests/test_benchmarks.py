@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess  # noqa: TID251 - as a user starts them
 import sys
@@ -25,13 +26,14 @@ def engine_python() -> str:
     return found
 
 
-def bench(name: str, *arguments: str, target: Path) -> dict[str, Any]:
+def bench(name: str, *arguments: str, target: Path, code: int = 0) -> dict[str, Any]:
     """The numbers of one benchmark."""
-    subprocess.run(
+    done = subprocess.run(
         [sys.executable, ROOT / "scripts/benchmarks" / f"{name}.py", *arguments, "--json", target],
-        check=True,
+        check=False,
         env={**os.environ, "PYTHONPATH": f"{ROOT}/agent:{ROOT}/tests"},
     )
+    assert done.returncode == code
     found: dict[str, Any] = json.loads(target.read_text())
     return found
 
@@ -109,3 +111,53 @@ def test_view(tmp_path: Path) -> None:
     assert 0 <= found["cpu_share_open"] < 1
     assert found["answers_bytes"].keys() == {"snapshot", "series", "syncs", "events"}
     assert found["live_bytes_per_s"] > 0
+
+
+def test_all_writes_a_page_that_asks_for_nothing(tmp_path: Path) -> None:
+    """Of one phase, twice: the second adds to the first."""
+    target, html = tmp_path / "all.json", tmp_path / "all.html"
+    target.write_text(json.dumps({"phases": {"proxy": PROXY | ABOUT, "run": FAILED | ABOUT}}))
+    options = ("--quick", "--add", "--phases=sync", f"--html={html}")
+    found = bench("all", *options, target=target, code=1)  # for the phase that had failed
+    assert found["phases"].keys() == {"proxy", "run", "sync"}
+    by_name = {(row["phase"], row["name"]): row for row in found["figures"]}
+    proxy = by_name["proxy", "CPU of a rollout, gateway and proxy"]
+    assert (proxy["ours"], proxy["reference"], proxy["ratio"]) == (600.0, 400.0, 1.5)
+    assert by_name["sync", "until all replicas serve, p50"]["ratio"] > 0
+    machine = found["machine"]
+    assert machine["cores"] >= 1
+    assert {"cpu", "kernel", "python", "agent", "libraries", "engine"} <= machine.keys()
+    text = html.read_text()
+    assert "Disturbed by other load: proxy: others used 1.5 cores when it began" in text
+    assert "Not measured: ended with 1" in text
+    assert "1.50" in text or ">1.5<" in text
+    assert text.count("<svg") == 3
+    assert not re.search(r"<(script|link|img)|https?://|src=", text)
+    assert str(ROOT) not in text
+
+
+@pytest.mark.engine
+@pytest.mark.deep
+def test_all_of_them(tmp_path: Path, engine_python: str) -> None:
+    found = bench("all", "--quick", f"--html={tmp_path}/all.html", target=tmp_path / "all.json")
+    assert list(found["phases"]) == ["link", "sync", "sync_late", "proxy", "run", "view"]
+    measured = {name for name, row in found["phases"].items() if "numbers" in row}
+    assert measured >= {"link", "sync", "sync_late", "proxy", "run"}
+    assert {row["phase"] for row in found["figures"]} == measured
+
+
+ABOUT = {"began": "2026-12-03 12:00 UTC", "load_before": 1.0, "busy_before": 1.5, "seconds": 9.0}
+FAILED = {"failed": "ended with 1"}
+PROXY = {
+    "numbers": {
+        "saturate": {
+            "rps": 1000.0,
+            "cpu_us_gateway": 300.0,
+            "cpu_us_proxy": 300.0,
+            "baseline_rps": 2000.0,
+            "baseline_cpu_us": 400.0,
+        },
+        "hold": {"failed": 0, "added_p50_ms": 5.0, "added_p99_ms": 9.0},
+        "place": {"2": {"affinity": 0.7, "spill": 0.1, "unmatched": 0.2, "imbalance": 0.05}},
+    }
+}

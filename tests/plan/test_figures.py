@@ -88,8 +88,8 @@ def test_a_part_of_the_fleet_stands_for_the_whole() -> None:
 @pytest.mark.slow
 def test_five_hundred_replicas_take_seconds() -> None:
     began = time.process_time()
-    found = simulate(Inputs(replicas=500, spot_life_s=4 * 3600.0))
-    assert time.process_time() - began < 40
-    assert found.sync.syncs >= 10
+    found = simulate(Inputs(replicas=500, spot_life_s=4 * 3600.0, simulate_s=150.0))
+    assert time.process_time() - began < 30
+    assert found.sync.syncs >= 4
     assert found.shares.used > 0.9
     assert found.proxies == 2
