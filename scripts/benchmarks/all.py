@@ -127,7 +127,7 @@ def earlier(options: argparse.Namespace) -> Numbers:
 def measured(phase: Phase, options: argparse.Namespace) -> Numbers:
     """The numbers of one benchmark, when it ran, and how busy the machine was before."""
     about: Numbers = {
-        "busy_before": round(settled(), 2),
+        "busy_before": round(settled(1 if options.quick else SETTLE_WINDOWS), 2),
         "began": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "load_before": round(os.getloadavg()[0], 2),
     }
@@ -149,9 +149,9 @@ def measured(phase: Phase, options: argparse.Namespace) -> Numbers:
         return about | {"numbers": json.loads(target.read_text())}
 
 
-def settled() -> float:
+def settled(windows: int) -> float:
     """Cores in use once what ran before has ended, or at last."""
-    for _ in range(SETTLE_WINDOWS):
+    for _ in range(windows):
         if (used := busy()) < BUSY:
             break
     return used

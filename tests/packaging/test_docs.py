@@ -1,8 +1,8 @@
 """packaging/docs: what agents are said to say is in their source, and every command is one.
 
 Blocks of commands that need more than a host say so in their first line, beside `sh`: `gpu` (or a
-container engine), `cloud` (an account), `systemd`; `tested` and `slurm` and `state` name no need, but what
-runs them. All others are run here, or have the flags that they are given.
+container engine), `cloud` (an account), `systemd`; `tested`, `slurm` and `state` name no need, but
+what runs them. All others are run here, or have the flags that they are given.
 """
 
 from __future__ import annotations
