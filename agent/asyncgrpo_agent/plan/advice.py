@@ -124,10 +124,10 @@ def _sync_limits(found: Figures) -> Iterator[Limit]:
             share=sync.skipped_share,
             change="sync less often (--sync-every), or see what a sync's time goes into",
         )
-    if found.requests.peak_wait_s > inputs.bucket.latency_s:
+    if found.requests.limit_wait_s > inputs.bucket.latency_s:
         yield Limit(
             name="s3_rate",
-            what=f"S3 requests wait {found.requests.peak_wait_s:.2f} s for one prefix's limit",
+            what=f"S3 requests wait {found.requests.limit_wait_s:.2f} s for one prefix's limit",
             share=NOTABLE,
             change="let some replicas take adapters over their links (bucket.source = link)",
         )

@@ -60,7 +60,7 @@ class RequestFigures:
     get: float
     head: float
     egress_gb: float
-    peak_wait_s: float  # that the bucket's limit costs a request, on average
+    limit_wait_s: float  # that the bucket's limit costs a request, on average
 
     @property
     def put_list(self) -> float:
@@ -216,7 +216,7 @@ def _requests(asked: Requests, queued_s: float, per_h: float) -> RequestFigures:
         get=asked.get * per_h,
         head=asked.head * per_h,
         egress_gb=asked.read_bytes * per_h / 1e9,
-        peak_wait_s=queued_s / asked.total if asked.total else 0.0,
+        limit_wait_s=queued_s / asked.total if asked.total else 0.0,
     )
 
 
