@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from all_page import BUSY, disturbance, page
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SETTLE_WINDOWS = 10
+STOP_S = 60.0
 IDLE, WAIT, STEAL = 3, 4, 7  # in /proc/stat
 
 Numbers = dict[str, Any]
@@ -72,7 +74,7 @@ PHASES = (
         script="run",
         quick=(
             *("--steps=2", "--generate-s=2", "--rollout-s=1", "--seconds=3"),
-            *("--batch=16", "--in-flight=32"),
+            *("--batch=16", "--in-flight=32", "--mount=dir"),
         ),
         needs="engine",
     ),
@@ -87,6 +89,7 @@ PHASES = (
 
 def main() -> int:
     options = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     names = options.phases.split(",")
     found = earlier(options)
     found["quick"] = options.quick
@@ -140,13 +143,24 @@ def measured(phase: Phase, options: argparse.Namespace) -> Numbers:
         target = Path(folder) / "numbers.json"
         words = [*phase.options, *(phase.quick if options.quick else ()), "--json", str(target)]
         command = [sys.executable, str(HERE / f"{phase.script}.py"), *words]
-        code = subprocess.run(command, cwd=ROOT, check=False).returncode
+        code = ended(command)
         about["seconds"] = round(time.monotonic() - began, 1)
         spent = [b - a for a, b in zip(before, ticks(), strict=True)]
         about["stolen"] = round(spent[STEAL] / sum(spent), 3)
         if code != 0 or not target.exists():
             return about | {"failed": f"ended with {code}"}
         return about | {"numbers": json.loads(target.read_text())}
+
+
+def ended(command: list[str]) -> int:
+    """Its exit code. Whatever ends this ends it as well, in good order: it has children."""
+    process = subprocess.Popen(command, cwd=ROOT)
+    try:
+        return process.wait()
+    except BaseException:
+        process.terminate()
+        process.wait(STOP_S)
+        raise
 
 
 def settled(windows: int) -> float:
