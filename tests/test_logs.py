@@ -1,11 +1,13 @@
 import json
 import logging
+import threading
 from collections.abc import Iterator
 
 import pytest
 
 from asyncgrpo_agent import logs
-from asyncgrpo_agent.logs import Log
+from asyncgrpo_agent.core.log_rate import PEER_BURST, WINDOW_S
+from asyncgrpo_agent.logs import Gate, LineFormatter, Log
 
 log = Log("asyncgrpo_agent.test")
 
@@ -93,12 +95,15 @@ def test_libraries_that_print_header_values_are_kept_quiet(
     assert lines(capsys) == ["DEBUG a.b"]
 
 
-def test_set_up_twice_writes_once(root_logger: logging.Logger) -> None:
+def test_set_up_twice_writes_once(
+    root_logger: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
     logs.set_up(as_json=False, level="INFO")
     logs.set_up(as_json=True, level="INFO")
-    writing = [h for h in root_logger.handlers if isinstance(h, logging.StreamHandler)]
-    assert len(writing) == 1
-    assert len(root_logger.handlers) == 2  # and the newest lines, for a dump
+    assert len(root_logger.handlers) == 1
+    log.info("a.b")
+    assert len(lines(capsys)) == 1
+    assert logs.recent()[-1].endswith("INFO a.b")
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -115,3 +120,97 @@ def test_what_an_error_quotes_of_a_secret_is_hidden(
     assert "AbCdEfGh" not in shown
     assert "pa55word" not in shown
     assert "s3://bucket/a@b" in shown
+
+
+# --- lines that peers cause ------------------------------------------------------------------
+
+
+class Kept(logging.Handler):
+    """The lines that come through a gate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.told = threading.Event()
+        self.setFormatter(LineFormatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(self.format(record))
+        if "suppressed=" in self.lines[-1]:
+            self.told.set()
+
+
+@pytest.fixture
+def now() -> list[float]:
+    """The time of a gate's clock, to be set."""
+    return [0.0]
+
+
+@pytest.fixture
+def kept() -> Kept:
+    return Kept()
+
+
+@pytest.fixture
+def gate(root_logger: logging.Logger, kept: Kept, now: list[float]) -> Iterator[Gate]:
+    made = Gate([kept], clock=lambda: now[0])
+    root_logger.handlers[:] = [made]
+    root_logger.setLevel("DEBUG")
+    yield made
+    made.close()
+
+
+def flood(lines: int) -> None:
+    for port in range(lines):
+        log.warning("replica.duplicate", replica="r1", peer=f"192.0.2.1:{port}")
+
+
+def test_a_flood_by_one_peer_is_cut_and_counted(gate: Gate, kept: Kept, now: list[float]) -> None:
+    flood(PEER_BURST + 900)
+    assert len(kept.lines) == PEER_BURST
+    log.info("replica.joined", peer="192.0.2.1:9")  # another event
+    log.warning("replica.duplicate", peer="192.0.2.2:9")  # another peer
+    assert len(kept.lines) == PEER_BURST + 2
+    now[0] = WINDOW_S
+    gate.tell_due()
+    assert kept.lines[-1] == "WARNING replica.duplicate suppressed=900 peers=1 peer=192.0.2.1"
+    gate.tell_due()
+    assert len(kept.lines) == PEER_BURST + 3
+
+
+def test_the_count_is_told_when_nothing_else_is_logged(
+    kept: Kept, root_logger: logging.Logger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asyncgrpo_agent.core.log_rate.WINDOW_S", 0.05)
+    root_logger.handlers[:] = [Gate([kept])]
+    flood(PEER_BURST + 10)
+    assert kept.told.wait(20)
+    assert "suppressed=10 " in kept.lines[-1]
+
+
+def test_errors_held_back_are_told_as_errors_at_the_end(gate: Gate, kept: Kept) -> None:
+    flood(PEER_BURST)
+    log.error("replica.duplicate", peer="192.0.2.1:1")
+    gate.close()
+    assert kept.lines[-1] == "ERROR replica.duplicate suppressed=1 peers=1 peer=192.0.2.1"
+
+
+def test_who_debugs_sees_all(gate: Gate, kept: Kept) -> None:
+    for _ in range(3000):
+        log.debug("adapters.step")
+    assert len(kept.lines) == 3000
+
+
+def test_words_in_texts_of_libraries_make_no_events(gate: Gate, kept: Kept) -> None:
+    for number in range(5000):
+        logging.getLogger("other").warning("a peer said %d", number)
+    assert len(kept.lines) <= 1001
+    gate.close()
+    assert kept.lines[-1].startswith("WARNING other suppressed=4")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_field_has_a_limit(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    logs.set_up(as_json=as_json, level="INFO")
+    log.info("adapter.put_off", reason="x" * 1_000_000, more=["y"] * 1_000_000)
+    assert len(capsys.readouterr().err) < 3 * logs.MAX_VALUE_CHARACTERS

@@ -3,6 +3,10 @@
 Event names are stable, past-tense or state words (`link.up`, `adapter.loaded`). Severity follows
 the effect on the run. Never log header values, tokens, keys or prompts. What looks like a join line
 or a URL's password is taken out of every line, in case an error of somebody else's quotes one.
+
+Peers decide how often some events happen, so lines of each event are bounded (`core.log_rate`).
+What is held back is counted, and `event suppressed=N` says so, within WINDOW_S and at the end of
+the process. Lines for debugging are not bounded: who asks for them wants all of them.
 """
 
 from __future__ import annotations
@@ -11,13 +15,19 @@ import json
 import logging
 import re
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
+
+from asyncgrpo_agent.core.log_rate import HeldBack, LogRate
 
 RECENT_LINES: Final = 500
 RECENT_CHARACTERS: Final = 2000  # of one line
+MAX_VALUE_CHARACTERS: Final = 16_384  # of one field; the last lines of a child are long
+_CUT: Final = "[cut]"
+_PEER_FIELDS: Final = ("peer", "replica")  # whom a line is about
 _FIELDS: Final = "agent_fields"
 _JOIN_LINE: Final = re.compile(r"agrpo1\.[A-Za-z0-9_-]{16,}")
 _URL_PASSWORD: Final = re.compile(r"(?<=://)[^/\s@:]*:[^/\s@]+(?=@)")
@@ -60,10 +70,18 @@ class Log:
             self._logger.log(level, event, extra={_FIELDS: dict(fields)}, exc_info=traceback)
 
 
+def _bounded(value: object) -> object:
+    """What a peer says may be of any length."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    text = str(value)
+    return value if len(text) <= MAX_VALUE_CHARACTERS else text[:MAX_VALUE_CHARACTERS] + _CUT
+
+
 def _value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
-    text = str(value)
+    text = str(_bounded(value))
     plain = text and not any(c in ' "=\\' or not c.isprintable() for c in text)
     return text if plain else json.dumps(text, ensure_ascii=False)
 
@@ -90,7 +108,7 @@ class JsonFormatter(logging.Formatter):
             "time": round(record.created, 3),
             "level": record.levelname,
             "event": record.getMessage(),
-            **fields,
+            **{name: _bounded(value) for name, value in fields.items()},
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
@@ -109,6 +127,86 @@ class _Recent(logging.Handler):
         self.lines.append(f"{at} {self.format(record)}"[:RECENT_CHARACTERS])
 
 
+class Gate(logging.Handler):
+    """Hands on to `targets` what the rate allows, and tells what it did not."""
+
+    def __init__(
+        self, targets: Sequence[logging.Handler], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__()
+        self._targets = targets
+        self._clock = clock
+        self._rate = LogRate()
+        self._timer: threading.Timer | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Under this handler's lock, as all that follows."""
+        fields: Mapping[str, object] | None = getattr(record, _FIELDS, None)
+        # Texts of other libraries have words of peers within; their loggers' names do not.
+        event = record.name if fields is None else record.getMessage()
+        peer = _peer_of(fields or {})
+        if record.levelno <= logging.DEBUG or self._rate.allows(
+            event, peer, record.levelno, self._clock()
+        ):
+            self._hand_on(record)
+        elif self._timer is None:
+            self._wait()
+
+    def close(self) -> None:
+        """At the end of the process, too, by way of `logging.shutdown`."""
+        with self._locked():
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._tell(self._rate.rest())
+        super().close()
+
+    def tell_due(self) -> None:
+        with self._locked():
+            self._timer = None
+            self._tell(self._rate.due(self._clock()))
+            self._wait()
+
+    def _wait(self) -> None:
+        due_s = self._rate.due_s()
+        if due_s is None:
+            return
+        self._timer = threading.Timer(max(0.0, due_s - self._clock()), self.tell_due)
+        self._timer.daemon = True
+        try:
+            self._timer.start()
+        except RuntimeError:  # no thread can be had, or no longer: told at the end
+            self._timer = None
+
+    def _tell(self, counts: Sequence[HeldBack]) -> None:
+        for one in counts:
+            record = logging.makeLogRecord({"name": __name__, "msg": one.event})
+            record.levelno, record.levelname = one.severity, logging.getLevelName(one.severity)
+            fields: dict[str, object] = {"suppressed": one.lines}
+            if one.peers:
+                fields |= {"peers": len(one.peers), "peer": min(one.peers)}
+            setattr(record, _FIELDS, fields)
+            self._hand_on(record)
+
+    def _hand_on(self, record: logging.LogRecord) -> None:
+        for target in self._targets:
+            target.handle(record)
+
+    def _locked(self) -> threading.RLock:
+        assert self.lock is not None
+        return self.lock
+
+
+def _peer_of(fields: Mapping[str, object]) -> str:
+    """Without its port, of which each connection has another."""
+    for name in _PEER_FIELDS:
+        if found := fields.get(name):
+            text = str(found)
+            host, colon, port = text.rpartition(":")
+            return host if colon and port.isdecimal() else text
+    return ""
+
+
 _recent: Final = _Recent()
 _recent.setFormatter(LineFormatter())
 
@@ -119,11 +217,14 @@ def recent() -> list[str]:
 
 
 def set_up(*, as_json: bool, level: str) -> None:
-    """Install the one handler of this process. `level` is a name of the logging module."""
+    """Install the handlers of this process. `level` is a name of the logging module."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else LineFormatter())
     root = logging.getLogger()
-    root.handlers[:] = [handler, _recent]
+    before = [one for one in root.handlers if isinstance(one, Gate)]
+    root.handlers[:] = [Gate([handler, _recent])]
+    for one in before:
+        one.close()
     root.setLevel(level)
     # Their debug output contains header values, which may hold tokens.
     for noisy in ("h2", "hpack", "watchfiles", "httpcore"):

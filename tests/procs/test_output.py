@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncgrpo_agent.core.log_rate import CHILD_BURST_BYTES, CHILD_BYTES_PER_S
 from asyncgrpo_agent.procs import output
 from asyncgrpo_agent.procs.output import MAX_LINE_CHARS, Lines, LogFile, Output
 
@@ -95,3 +97,31 @@ async def test_secrets_are_in_no_line_that_leaves(tmp_path: Path) -> None:
     await taken.deliver()
     assert heard == ["token ***!", "join ***", "via https://***@host/x"]
     assert file.read_text().splitlines() == heard == taken.tail().splitlines()
+
+
+async def test_a_child_that_writes_without_end_fills_no_log(tmp_path: Path) -> None:
+    now_s, heard = 0.0, list[str]()
+    file = tmp_path / "vllm.log"
+    taken = Output("vllm", on_line=heard.append, log_file=file, clock=lambda: now_s)
+    line = b"x" * 1023 + b"\n"
+    for _ in range(30):  # half a minute, 4 MiB a second
+        taken.feed(line * 4096)
+        now_s += 1.0
+    taken.feed(b"the end\n")
+    taken.close()
+    most_bytes = CHILD_BURST_BYTES + 30 * CHILD_BYTES_PER_S
+    text = file.read_text()
+    assert CHILD_BURST_BYTES < len(text) <= most_bytes + 4096
+    gaps = re.findall(r"^\[(\d+) lines, (\d+) bytes left out: too many\]$", text, re.MULTILINE)
+    assert 1 < len(gaps) < 12
+    assert text.count("\n") - len(gaps) + sum(int(lines) for lines, _ in gaps) == 30 * 4096 + 1
+    assert taken.tail(1) == "the end"
+
+
+async def test_what_was_left_out_is_told_at_the_end(tmp_path: Path) -> None:
+    file = tmp_path / "vllm.log"
+    taken = Output("vllm", on_line=None, log_file=file, clock=lambda: 0.0)
+    taken.feed((b"x" * 1023 + b"\n") * 5000)
+    taken.close()
+    taken.close()
+    assert file.read_text().endswith("\n[904 lines, 925696 bytes left out: too many]\n")

@@ -2,14 +2,17 @@
 
 Invariant: taking output never waits, neither for whoever listens to the lines nor for memory. The
 last lines are kept; lines that the listener is too slow for are dropped for it and counted; lines
-without an end are cut. A log file that cannot be written is given up, with a warning. Secrets of
-the child's environment, join lines and URLs' passwords are in no line that leaves here.
+without an end are cut, and of a child that writes without end only so many bytes a second go
+anywhere but into the last lines; a line says how much was left out. A log file that cannot be
+written is given up, with a warning. Secrets of the child's environment, join lines and URLs'
+passwords are in no line that leaves here.
 """
 
 from __future__ import annotations
 
 import codecs
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +20,7 @@ from typing import BinaryIO, Final
 
 import trio
 
+from asyncgrpo_agent.core.log_rate import ByteRate
 from asyncgrpo_agent.logs import Log, without_secrets
 
 TAIL_LINES: Final = 50  # what a person wants to read
@@ -89,8 +93,13 @@ class Output:
         on_line: Callable[[str], None] | None,
         log_file: Path | None,
         secrets: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
+        self._clock = clock
+        self._rate = ByteRate()
+        self._left_out_lines = 0
+        self._left_out_bytes = 0
         self._secrets = secrets
         self._on_line = on_line
         self._log_file = LogFile(log_file) if log_file else None
@@ -105,6 +114,7 @@ class Output:
     def close(self) -> None:
         """Nothing more will come. Calling it again does nothing."""
         self._take(self._lines.feed(b"", final=True))
+        self._give(self._gap())
         self._send.close()
         if self._log_file:
             self._log_file.close()
@@ -126,6 +136,29 @@ class Output:
     def _take(self, found: list[str]) -> None:
         lines = [self._shown(line) for line in found]
         self._tail.extend(lines)
+        self._give(self._within_rate(lines))
+
+    def _within_rate(self, lines: list[str]) -> list[str]:
+        now_s = self._clock()
+        kept: list[str] = []
+        for line in lines:
+            size_bytes = len(line.encode(errors="replace")) + 1
+            if self._rate.allows(size_bytes, now_s):
+                kept += [*self._gap(), line]
+            else:
+                self._left_out_lines += 1
+                self._left_out_bytes += size_bytes
+        return kept
+
+    def _gap(self) -> list[str]:
+        """The line in place of those that were left out, if any were."""
+        if not self._left_out_lines:
+            return []
+        told = f"[{self._left_out_lines} lines, {self._left_out_bytes} bytes left out: too many]"
+        self._left_out_lines = self._left_out_bytes = 0
+        return [told]
+
+    def _give(self, lines: list[str]) -> None:
         if lines and self._log_file:
             self._write(self._log_file, lines)
         for line in lines if self._on_line else ():

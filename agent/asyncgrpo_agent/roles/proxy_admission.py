@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import trio
 
+from asyncgrpo_agent.core.log_rate import HeldBack, LogRate
 from asyncgrpo_agent.errors import ConfigError, PeerProtocolError
 from asyncgrpo_agent.logs import Log
 from asyncgrpo_agent.net.link import Link
@@ -63,6 +64,7 @@ class Admission:
     _stamp: tuple[int, ...] | None = None
     _refusals: StrangerLog = field(default_factory=StrangerLog)
     _recorded: StrangerLog = field(default_factory=StrangerLog)
+    _record_rate: LogRate = field(default_factory=LogRate)
     _audit: AuditLog = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,8 +75,16 @@ class Admission:
         self._audit.record(event, self.unix_time_s(), **fields)
 
     def record_of(self, link: Link, event: str, /, **fields: object) -> None:
-        """The same of a peer that was let in."""
-        self.record(event, peer=link.peer, token=self._links.get(link), **fields)
+        """The same of a peer that was let in. Of one that repeats itself without end some are
+        counted only, or it would push what others did out of the file."""
+        token = self._links.get(link)
+        who = f"{token} {link.peer.rpartition(':')[0]}"
+        if self._record_rate.allows(event, who, 0, trio.current_time()):
+            self.record(event, peer=link.peer, token=token, **fields)
+
+    def _record_counts(self, counts: Sequence[HeldBack]) -> None:
+        for one in counts:
+            self.record(one.event, suppressed=one.lines, peers=sorted(one.peers))
 
     def record_refusal(self, event: str, kind: str, /, **fields: object) -> None:
         """The same of a stranger, of whom there may be any number. `kind` is not in their words."""
@@ -224,9 +234,16 @@ class Admission:
         return Counter(facts.role for facts in known if facts is not None)
 
     async def watch(self) -> None:
-        """Close, for ever, the links that may not stay."""
+        """Close, for ever, the links that may not stay; tell what the audit log left out."""
+        try:
+            await self._watch()
+        finally:
+            self._record_counts(self._record_rate.rest())
+
+    async def _watch(self) -> None:
         async with trio.open_nursery() as nursery:
             while True:
+                self._record_counts(self._record_rate.due(trio.current_time()))
                 self._read_changes()
                 for link, token_id in list(self._links.items()):
                     if reason := self._ended(token_id):

@@ -3,8 +3,8 @@
 Written by a proxy and by the commands beside it: joins and refusals, uses of tokens, keys that are
 made or that a name passes to, commits of adapters. Bounded: a full file becomes audit.jsonl.1, and
 so on up to KEPT. Never a secret is in it: tokens are named by their ids, keys by their public
-halves. What a peer says of itself is cut to MAX_CHARACTERS; how many strangers there are is for the
-caller to bound.
+halves. What a peer says of itself is cut to MAX_CHARACTERS; how often strangers and peers cause a
+line is for the caller to bound (`roles.proxy_admission`).
 
 A disk that fails costs records and one line in the log, never a join.
 """
