@@ -1,7 +1,10 @@
 import json
 import logging
+import subprocess  # noqa: TID251 - a crash ends a process
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -120,6 +123,59 @@ def test_what_an_error_quotes_of_a_secret_is_hidden(
     assert "AbCdEfGh" not in shown
     assert "pa55word" not in shown
     assert "s3://bucket/a@b" in shown
+
+
+@pytest.fixture
+def held() -> Iterator[str]:
+    """A secret of this process that looks like nothing."""
+    before, secret = list(logs._held), "correct horse battery"
+    logs.hide(secret, "on")
+    yield secret
+    logs._held[:] = before
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("got correct horse battery!", "got ***!"),
+        ("is on", "is on"),
+        ("hf_0123456789abcdefXYZ, x", "***, x"),
+        ("key AKIAABCDEFGHIJKLMNOP", "key ***"),
+        ("Authorization: Bearer abcDEF123456", "Authorization: Bearer ***"),
+        ("?X-Amz-Signature=12ab&x=1", "?X-Amz-***&x=1"),
+        ("WANDB_API_KEY=abcdef HF_TOKEN=x12345", "WANDB_API_KEY=*** HF_TOKEN=***"),
+        ("token=ab12cd tokens=512 key=r/1", "token=ab12cd tokens=512 key=r/1"),
+    ],
+)
+def test_free_text_is_shown_without_secrets(held: str, text: str, shown: str) -> None:
+    assert logs.without_secrets(text) == shown
+
+
+CRASH = """
+import sys
+from asyncgrpo_agent import logs
+logs.set_up(as_json=False, level="INFO")
+logs.hide(sys.stdin.read())
+try:
+    raise KeyError("correct horse battery")
+except KeyError as error:
+    raise ExceptionGroup("all", [ValueError("via http://me:pa55word@h/")]) from error
+"""
+
+
+def test_a_crash_shows_no_secret() -> None:
+    words = [sys.executable, "-c", CRASH]
+    ended = subprocess.run(
+        words,
+        input="correct horse battery",
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": str(Path(logs.__file__).parent.parent)},
+    )
+    assert ended.returncode == 1
+    assert "KeyError: '***'" in ended.stderr
+    assert "ValueError: via http://***@h/" in ended.stderr
 
 
 # --- lines that peers cause ------------------------------------------------------------------

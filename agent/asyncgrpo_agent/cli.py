@@ -7,6 +7,7 @@ the arguments are understood. Nothing here decides what a role does.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import os
 import sys
@@ -86,9 +87,11 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _report(errors: Iterable[AgentError]) -> int:
+    from asyncgrpo_agent.logs import without_secrets
+
     code = 0
     for error in errors:
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        print(without_secrets(f"{PROGRAM}: error: {error}"), file=sys.stderr)
         code = EXIT_CONFIG if EXIT_CONFIG in (code, error.exit_code) else error.exit_code
     return code
 
@@ -155,11 +158,23 @@ def _start(words: list[str], engine_args: list[str]) -> int:
     host.check_platform()
     role = "embedded" if config.role == "trainer" and config.has_proxy else config.role
     resolved = host.resolved(config, sys.stdin)
+    _hide_join(resolved.join_line)
     _warn_of_host(resolved)
     from asyncgrpo_agent import dumps
 
     with dumps.on_signal(resolved.state_dir, role):
         return role_entry(role)(resolved)
+
+
+def _hide_join(line: str) -> None:
+    """Have no log repeat what the join line holds. What is wrong with it, its role says."""
+    from asyncgrpo_agent import logs
+    from asyncgrpo_agent.core.join import decode
+
+    logs.hide(line)
+    with contextlib.suppress(AgentError):
+        join = decode(line)
+        logs.hide(join.token, (join.run_private_key or b"").hex())
 
 
 def _warn_of_host(config: Config) -> None:
@@ -175,12 +190,18 @@ def _warn_of_host(config: Config) -> None:
 
 
 def _load(options: argparse.Namespace, engine_args: Sequence[str]) -> Config:
-    return sources.load(
+    from asyncgrpo_agent import logs
+    from asyncgrpo_agent.procs.environment import secret_values
+
+    logs.hide(*secret_values(os.environ))
+    config = sources.load(
         role=options.role,
         file=options.config,
         settings=settings_of(options),
         engine_args=engine_args,
     )
+    logs.hide(*secret_values(config.engine.env))
+    return config
 
 
 def role_entry(role: str) -> Callable[[Config], int]:
@@ -213,7 +234,7 @@ def _print_engine_command(config: Config) -> int:
     from asyncgrpo_agent.config.host import with_engine_python
     from asyncgrpo_agent.roles import replica, replicas
 
-    for one in replicas.replicas_of(with_engine_python(config).without_secrets()):
+    for one in replicas.replicas_of(with_engine_python(config).for_display()):
         print(replica.engine_command_line(one))
     return 0
 
@@ -246,8 +267,9 @@ def _check(words: list[str], engine_args: list[str]) -> int:
     import tomli_w
 
     from asyncgrpo_agent.config.host import check_host
+    from asyncgrpo_agent.logs import without_secrets
 
-    print(tomli_w.dumps(config.redacted()))
+    print(without_secrets(tomli_w.dumps(config.redacted())))
     for path, origin in config.origins.items():
         print(f"# {path}: from {origin}")
     check_host(config)

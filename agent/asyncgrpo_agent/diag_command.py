@@ -23,6 +23,7 @@ from asyncgrpo_agent.config import sources
 from asyncgrpo_agent.config.sections import Config
 from asyncgrpo_agent.errors import AgentError, ConfigError
 from asyncgrpo_agent.flags import Parser, add_config_flags, settings_of
+from asyncgrpo_agent.procs.environment import secret_values
 from asyncgrpo_agent.store.audit import audit_file
 
 DUMP_S: Final = 5.0
@@ -61,6 +62,7 @@ def run(words: Sequence[str]) -> int:
     options = parser.parse_args(list(words))
     role = sources.chosen_role(options.role or os.environ.get(sources.ROLE_VARIABLE) or "proxy")
     logs.set_up(as_json=False, level="ERROR")
+    logs.hide(*secret_values(os.environ))
     fault: ConfigError | None = None
     try:
         config = sources.load(role=role, file=options.config, settings=settings_of(options))
@@ -68,6 +70,7 @@ def run(words: Sequence[str]) -> int:
         fault = error
         settings = [one for one in settings_of(options) if one.path == "agent.state_dir"]
         config = sources.load(role="proxy", file=None, settings=settings)
+    logs.hide(*secret_values(config.engine.env))
     now = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     output = Path(options.output or f"asyncgrpo-diag-{platform.node() or 'host'}-{now}.zip")
     _write(output, _collectors(config, fault))
@@ -87,7 +90,7 @@ def _write(output: Path, collectors: Sequence[_Collector]) -> None:
                     file.writestr(name, logs.without_secrets(text))
                     names.append(name)
             except Exception as error:  # one part must not cost the others
-                reason = f"{type(error).__name__}: {error}"
+                reason = logs.without_secrets(f"{type(error).__name__}: {error}")
             seconds = round(time.monotonic() - began, 2)
             row = {"name": one.name, "ok": not reason, "reason": reason}
             result.append({**row, "files": names, "seconds": seconds})

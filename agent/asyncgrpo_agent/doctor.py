@@ -25,6 +25,7 @@ from asyncgrpo_agent.config import host, sources
 from asyncgrpo_agent.config.sections import Agent, Config, Role
 from asyncgrpo_agent.core.join import decode
 from asyncgrpo_agent.errors import AgentError, ChildError, ConfigError
+from asyncgrpo_agent.logs import hide, without_secrets
 from asyncgrpo_agent.net.link import Link
 from asyncgrpo_agent.procs import child, vllm
 from asyncgrpo_agent.roles.proxy_call import called
@@ -197,7 +198,9 @@ async def _proxy(config: Config) -> list[Row]:
     far this host's clock is off the proxy's."""
     needed, what = "answers, with the join's CA", "proxy"
     try:
-        join = decode(host.join_line(config, sys.stdin))
+        line = host.join_line(config, sys.stdin)
+        join = decode(line)
+        hide(line, join.token)
         with trio.fail_after(DIAL_S):
             async with called(config, join) as link:
                 skew_s = await _skew_s(link)
@@ -244,4 +247,8 @@ def _gib(size: int) -> str:
 
 
 def as_tables(found: list[Row]) -> list[dict[str, str]]:
-    return [dataclasses.asdict(row) for row in found]
+    """Fit to be shown."""
+    return [
+        {name: without_secrets(text) for name, text in dataclasses.asdict(row).items()}
+        for row in found
+    ]

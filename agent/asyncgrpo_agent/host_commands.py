@@ -39,8 +39,10 @@ def doctor(words: Sequence[str]) -> tuple[str, int]:
 
     from asyncgrpo_agent import doctor as checks
     from asyncgrpo_agent import logs
+    from asyncgrpo_agent.procs.environment import secret_values
 
     logs.set_up(as_json=False, level="ERROR")
+    logs.hide(*secret_values(os.environ))
     try:
         config = sources.load(role=role, file=options.config, settings=settings_of(options))
     except ConfigError as error:  # the host itself can be looked at all the same

@@ -1,8 +1,9 @@
 """Logging: one line an event, `event key=value ...`, on standard error.
 
 Event names are stable, past-tense or state words (`link.up`, `adapter.loaded`). Severity follows
-the effect on the run. Never log header values, tokens, keys or prompts. What looks like a join line
-or a URL's password is taken out of every line, in case an error of somebody else's quotes one.
+the effect on the run. Never log header values, tokens, keys or prompts. In case an error of
+somebody else's quotes one, secrets that this process was given (`hide`) and what looks like one are
+taken out of every line, and of the traceback of a crash.
 
 Peers decide how often some events happen, so lines of each event are bounded (`core.log_rate`).
 What is held back is counted, and `event suppressed=N` says so, within WINDOW_S and at the end of
@@ -17,8 +18,10 @@ import re
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
 from typing import Final
 
 from asyncgrpo_agent.core.log_rate import HeldBack, LogRate
@@ -29,16 +32,43 @@ MAX_VALUE_CHARACTERS: Final = 16_384  # of one field; the last lines of a child 
 _CUT: Final = "[cut]"
 _PEER_FIELDS: Final = ("peer", "replica")  # whom a line is about
 _FIELDS: Final = "agent_fields"
-_JOIN_LINE: Final = re.compile(r"agrpo1\.[A-Za-z0-9_-]{16,}")
-_URL_PASSWORD: Final = re.compile(r"(?<=://)[^/\s@:]*:[^/\s@]+(?=@)")
 _HIDDEN: Final = "***"
+# A word that a text must hold, in lower case, and what is then replaced in it.
+_LOOKS: Final = tuple(
+    (word, re.compile(pattern))
+    for word, pattern in (
+        ("agrpo1.", r"agrpo1\.[A-Za-z0-9_-]{16,}"),
+        ("://", r"(?<=://)[^/\s@:]*:[^/\s@]+(?=@)"),
+        ("hf_", r"\bhf_[A-Za-z0-9]{16,}"),
+        ("ia", r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b"),
+        ("bearer ", r"(?i)(?<=bearer )[\w.~+/=-]{8,}"),
+        ("x-amz-", r"(?i)(?<=x-amz-)(?:signature|security-token|credential)[=:]\s*[^\s&\"]+"),
+        (
+            "=",
+            r"(?:(?<=TOKEN=)|(?<=_KEY=)|(?<=CRET=)|(?<=WORD=))[^\s\"']{4,}",
+        ),  # as `env` shows variables
+    )
+)
+MIN_SECRET_CHARACTERS: Final = 8  # shorter ones are words that lines are full of
+
+_held: list[str] = []  # secrets of this process, longest first
+
+
+def hide(*secrets: str) -> None:
+    """Have these replaced in whatever this process shows, from now on."""
+    found = {one for one in secrets if len(one) >= MIN_SECRET_CHARACTERS}
+    _held[:] = sorted({*_held, *found}, key=len, reverse=True)
 
 
 def without_secrets(text: str) -> str:
-    """`text` without join lines and the passwords of URLs."""
-    if "agrpo1." in text:
-        text = _JOIN_LINE.sub(_HIDDEN, text)
-    return _URL_PASSWORD.sub(_HIDDEN, text) if "://" in text else text
+    """`text` without the secrets of this process and what looks like one."""
+    for secret in _held:
+        text = text.replace(secret, _HIDDEN)
+    lower = text.lower()
+    for word, pattern in _LOOKS:
+        if word in lower:
+            text = pattern.sub(_HIDDEN, text)
+    return text
 
 
 class Log:
@@ -61,13 +91,13 @@ class Log:
 
     def exception(self, event: str, /, **fields: object) -> None:
         """An error with the traceback of the exception being handled."""
-        self._emit(logging.ERROR, event, fields, traceback=True)
+        self._emit(logging.ERROR, event, fields, with_trace=True)
 
     def _emit(
-        self, level: int, event: str, fields: Mapping[str, object], *, traceback: bool = False
+        self, level: int, event: str, fields: Mapping[str, object], *, with_trace: bool = False
     ) -> None:
         if self._logger.isEnabledFor(level):
-            self._logger.log(level, event, extra={_FIELDS: dict(fields)}, exc_info=traceback)
+            self._logger.log(level, event, extra={_FIELDS: dict(fields)}, exc_info=with_trace)
 
 
 def _bounded(value: object) -> object:
@@ -216,6 +246,14 @@ def recent() -> list[str]:
     return list(_recent.lines)
 
 
+def _write_crash(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Python's own, without secrets."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    sys.stderr.write(without_secrets(text))
+
+
 def set_up(*, as_json: bool, level: str) -> None:
     """Install the handlers of this process. `level` is a name of the logging module."""
     handler = logging.StreamHandler(sys.stderr)
@@ -225,6 +263,7 @@ def set_up(*, as_json: bool, level: str) -> None:
     root.handlers[:] = [Gate([handler, _recent])]
     for one in before:
         one.close()
+    sys.excepthook = _write_crash
     root.setLevel(level)
     # Their debug output contains header values, which may hold tokens.
     for noisy in ("h2", "hpack", "watchfiles", "httpcore"):

@@ -42,7 +42,7 @@ def test_library_path_stays_when_nothing_is_frozen() -> None:
         "LISTEN_FDS",
     ],
 )
-@pytest.mark.parametrize("kind", ["engine", "agent", "mount", "tool"])
+@pytest.mark.parametrize("kind", ["engine", "server", "agent", "mount", "tool"])
 def test_what_is_meant_for_the_agent_alone_stays_with_it(name: str, kind: str) -> None:
     environment = child_environment({name: "secret"}, {}, frozen=False, kind=kind)  # type: ignore[arg-type]
     assert name not in environment
@@ -52,6 +52,20 @@ def test_gpus_and_model_hubs_are_for_engines() -> None:
     base = {"CUDA_VISIBLE_DEVICES": "1", "HF_TOKEN": "secret", "LANG": "C.UTF-8"}
     assert child_environment(base, {}, frozen=False) == base
     assert child_environment(base, {}, frozen=False, kind="tool") == {"LANG": "C.UTF-8"}
+
+
+@pytest.mark.parametrize("kind", ["server", "worker", "mount"])
+def test_what_serves_and_what_works_for_the_agent_gets_no_secret_of_the_user(kind: Kind) -> None:
+    base = {"OPENAI_API_KEY": "x", "WANDB_API_KEY": "x", "GITHUB_TOKEN": "x", "LANG": "C"}
+    environment = child_environment(base, {}, frozen=False, kind=kind)
+    assert environment == {"LANG": "C"}
+    assert child_environment(base, {}, frozen=False) == base  # rewards may need theirs
+
+
+def test_a_server_gets_the_hubs_token_and_what_it_is_given() -> None:
+    base = {"HF_TOKEN": "x", "AWS_SECRET_ACCESS_KEY": "x"}
+    environment = child_environment(base, {"MY_KEY": "y"}, frozen=False, kind="server")
+    assert environment == {"HF_TOKEN": "x", "MY_KEY": "y"}
 
 
 def test_another_agent_starts_as_a_new_program() -> None:

@@ -2,12 +2,19 @@
 
 import stat
 import urllib.request
+import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
+import trio
 
+from asyncgrpo_agent.config.sections import Agent, Config, Engine, Model
 from asyncgrpo_agent.core.join import decode
+from asyncgrpo_agent.errors import AgentError
+from asyncgrpo_agent.roles.model_source import have_model
 from fakes import fleet
 from fakes.fleet import Site
 
@@ -15,15 +22,29 @@ pytestmark = pytest.mark.slow
 
 HUB_TOKEN = "hf_planted0123456789abcdef"
 BUCKET_KEY = "plantedS3secretKey0123456789"
+TRACKER_KEY = "0123456789planted0123456789abcdef01234567"
 PASSWORD = "plantedPassword"
+ODD = "plantedUnderAHarmlessName"
+ODD_SETTINGS = (
+    f"--set=engine.env.HARMLESS={ODD}",
+    f"--set=engine.args=['--harmless', '{ODD}']",
+)
 PLANTED = {
     "HF_TOKEN": HUB_TOKEN,
     "AWS_SECRET_ACCESS_KEY": BUCKET_KEY,
+    "WANDB_API_KEY": TRACKER_KEY,
     "HTTPS_PROXY": f"http://me:{PASSWORD}@127.0.0.1:9",
     "NO_PROXY": "127.0.0.1",
 }
 # An engine that writes its whole environment to its output, as crash reports do.
 TELLTALE = '#!/bin/sh\n[ "$2" = fakes.vllm ] || [ "$2" = asyncgrpo_engine.train ] && env\n'
+# What of the user's secrets each child may have; what is not here may have none. Engines reach
+# model hubs through the site's proxy.
+CHILDREN: dict[str, tuple[str, ...]] = {
+    "fakes.vllm": ("hub token", "password"),
+    "fakes.trl": ("hub token", "password", "tracker's key"),
+    "mount-worker": (),
+}
 
 
 @pytest.fixture
@@ -39,6 +60,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 def secrets_of(folder: Path) -> dict[str, str]:
     """Every secret of the fleet, by a name for the reader."""
     found = {"hub token": HUB_TOKEN, "bucket key": BUCKET_KEY, "password": PASSWORD}
+    found |= {"tracker's key": TRACKER_KEY, "odd": ODD}
     for role in ("replica", "trainer"):
         line = (folder / f"{role}.join").read_text().strip()
         found |= {f"join of the {role}": line[:200], f"token of the {role}": decode(line).token}
@@ -52,16 +74,20 @@ def assert_none_in(text: str, secrets: dict[str, str], where: object) -> None:
 
 
 def processes(folder: Path) -> list[tuple[Path, str]]:
-    """Those that belong to this fleet, with their command lines."""
-    found = []
+    """Those that belong to this fleet, and whatever they started, with their command lines."""
+    lines: dict[str, str] = {}
+    parents: dict[str, str] = {}
     for entry in Path("/proc").iterdir():
-        try:
-            line = (entry / "cmdline").read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        if entry.name.isdigit() and str(folder) in line:
-            found.append((entry, line))
-    return found
+        if entry.name.isdigit():
+            with suppress(OSError):
+                lines[entry.name] = (entry / "cmdline").read_bytes().decode(errors="replace")
+                stat = (entry / "stat").read_text().rpartition(")")[2]
+                parents[entry.name] = stat.split()[1]
+
+    def is_ours(pid: str) -> bool:
+        return str(folder) in lines.get(pid, "") or (pid in parents and is_ours(parents[pid]))
+
+    return [(Path("/proc", pid), line) for pid, line in lines.items() if is_ours(pid)]
 
 
 def environment(entry: Path) -> str:
@@ -84,7 +110,11 @@ def test_no_output_of_a_fleet_shows_a_secret(site: Site) -> None:
     listen = [f"--set=telemetry.listen={address}" for address in addresses]
     site.proxy(listen[0])
     line = (folder / "replica.join").read_text().strip()
-    replica = site.replica("r1", listen[1], env={"ASYNCGRPO_JOIN": line})
+    calls = [
+        f'--set=replica.{name}_command=["sh", "-c", "env > {folder}/{name}.seen; exit {code}"]'
+        for name, code in (("on_exit", 0), ("notice", 1))
+    ]
+    replica = site.replica("r1", listen[1], *calls, env={"ASYNCGRPO_JOIN": line})
     trainer = site.trainer(20, listen[2], "--set=train.fake_rollouts=16", "--log-level=debug")
     trainer.wait_for(r"adapter.published adapter=\S+\.v000003")
     secrets = secrets_of(folder)
@@ -92,22 +122,24 @@ def test_no_output_of_a_fleet_shows_a_secret(site: Site) -> None:
         text = scraped(address)
         assert f"asyncgrpo_{name}{{" in text
         assert_none_in(text, secrets, f"/metrics with {name}")
-    engines = 0
+    seen = set()
     for entry, words in processes(folder):
         assert_none_in(words, secrets, words)
         if "--role=" not in words:  # a child; an agent's own is what its user gave it
             environ = environment(entry)
-            engines += "fakes." in words and bool(environ)
-            hidden = {name: text for name, text in secrets.items() if name != "hub token"}
-            del hidden["password"]  # engines reach model hubs through the site's proxy
+            named = words.replace("asyncgrpo_engine.train", "fakes.trl")  # what is to become it
+            kind = next((kind for kind in CHILDREN if environ and kind in named), "")
+            seen.add(kind)
+            allowed = CHILDREN.get(kind, ())
+            hidden = {name: text for name, text in secrets.items() if name not in allowed}
             assert_none_in(environ, hidden, words)
             assert "ASYNCGRPO_JOIN" not in environ
-    assert engines >= 2
+    assert seen >= CHILDREN.keys(), [words for _, words in processes(folder)]
     for role in ("replica", "trainer"):
         flags = [f"--role={role}", f"--join={role}.join", f"--model={folder}/tiny"]
         flags += [f"--engine-python={folder}/fake-python", f"--bucket={folder}/bucket"]
-        flags += [f"--state-dir={folder}/r1"]
-        for command in ("doctor", "check"):
+        flags += [f"--state-dir={folder}/r1", *ODD_SETTINGS]
+        for command in ("doctor", "check", "diag"):
             more = ("--json",) if command == "doctor" else ()
             if role == "trainer":
                 more = (*more, "--set=train.dataset=data.jsonl", '--set=train.rewards=["m:f"]')
@@ -115,9 +147,23 @@ def test_no_output_of_a_fleet_shows_a_secret(site: Site) -> None:
                 command, [*site.hosts.program, command, *flags, *more], {"ASYNCGRPO_JOIN": line}
             )
             assert shown.process.wait(60) in (0, 1), shown.text()
-            assert len(shown.text()) > 200
+            if command == "diag":
+                bundle = Path(shown.text().split()[-1])
+                collected = zipfile.ZipFile(site.hosts.folder / bundle)
+                assert {"config.toml", "doctor.json"} <= set(collected.namelist())
+                for name in collected.namelist():
+                    assert_none_in(collected.read(name).decode(), secrets, name)
+            else:
+                assert len(shown.text()) > 200
     assert trainer.process.wait(60) == 0, trainer.text()
     assert replica.process.wait(20) == 0
+    for name in ("on_exit", "notice"):
+        environ = (folder / f"{name}.seen").read_text()
+        hidden = {name: text for name, text in secrets.items() if name != "password"}
+        assert_none_in(environ, hidden, name)
+        assert "PATH=" in environ
+        assert "ASYNCGRPO_JOIN" not in environ
+        (folder / f"{name}.seen").unlink()
     searched = 0
     for path in sorted(folder.rglob("*")):
         is_home = path.suffix in (".join", ".key")
@@ -131,3 +177,25 @@ def test_no_output_of_a_fleet_shows_a_secret(site: Site) -> None:
     assert '"kind":"ended"' in segment.read_text()
     logs = [path for path in folder.rglob("*.log") if "HF_TOKEN=***" in path.read_text()]
     assert logs  # the engine did write its environment
+
+
+def test_a_download_has_the_hubs_token_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**PLANTED, "ASYNCGRPO_JOIN": "agrpo1.planted"}.items():
+        monkeypatch.setenv(name, value)
+    python, seen = tmp_path / "python", tmp_path / "seen"
+    python.write_text(f"#!/bin/sh\nenv > {seen}\ncat /proc/$$/cmdline >> {seen}\nexit 1\n")
+    python.chmod(0o755)
+    config = Config(
+        role="replica",
+        agent=Agent(state_dir=str(tmp_path / "state")),
+        engine=Engine(python=str(python)),
+        model=Model(id="acme/tiny"),
+    )
+    with pytest.raises(AgentError):
+        trio.run(partial(have_model, config, "main", lambda _: None, tries=1))
+    text = seen.read_text()
+    assert HUB_TOKEN in text
+    assert_none_in(text, {"bucket key": BUCKET_KEY, "tracker's key": TRACKER_KEY}, "a download")
+    assert "ASYNCGRPO_JOIN" not in text

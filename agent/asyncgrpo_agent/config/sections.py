@@ -38,7 +38,7 @@ from asyncgrpo_agent.config.kinds import (
     UploadChecksums,
 )
 from asyncgrpo_agent.config.kinds import Section as Section
-from asyncgrpo_agent.config.redaction import redact, redact_args
+from asyncgrpo_agent.config.redaction import redact, redact_args, redact_env
 from asyncgrpo_agent.config.serving import Engine as Engine
 from asyncgrpo_agent.config.serving import Local as Local
 from asyncgrpo_agent.config.serving import Model as Model
@@ -301,37 +301,18 @@ class Config:
         """A file for a child agent. The join line is not in it: hand that over by file."""
         return tomli_w.dumps(self.to_table())
 
-    def without_secrets(self) -> Config:
-        """The same with every secret replaced, fit for a terminal or a report."""
-        engine = msgspec.structs.replace(
-            self.engine, args=redact_args(self.engine.args), env=redact(self.engine.env)
-        )
-        train = msgspec.structs.replace(self.train, passthrough=redact(self.train.passthrough))
-        replica = msgspec.structs.replace(
-            self.replica,
-            on_exit_command=redact_args(self.replica.on_exit_command),
-            notice_command=redact_args(self.replica.notice_command),
-        )
-        trainer = msgspec.structs.replace(
-            self.trainer, notice_command=redact_args(self.trainer.notice_command)
-        )
-        link = self.link
-        if self.join_line:
-            link = msgspec.structs.replace(link, join="(in $ASYNCGRPO_JOIN)")
-        return replace(
-            self,
-            engine=engine,
-            replica=replica,
-            trainer=trainer,
-            train=train,
-            link=link,
-            join_line="",
-        )
+    def for_display(self) -> Config:
+        """The same with what an engine's command line shows redacted."""
+        args, env = redact_args(self.engine.args), redact_env(self.engine.env)
+        return replace(self, engine=msgspec.structs.replace(self.engine, args=args, env=env))
 
     def redacted(self) -> dict[str, Any]:
-        """`to_table` of this role's sections without secrets."""
-        table = self.without_secrets().to_table()
-        return {name: table[name] for name in SECTIONS_OF[self.role] if "." not in name}
+        """`to_table` of this role's sections, fit for a terminal or a report."""
+        table = self.to_table()
+        if self.join_line:
+            table["link"]["join"] = "(in $ASYNCGRPO_JOIN)"
+        names = [name for name in SECTIONS_OF[self.role] if "." not in name]
+        return {name: redact(name, table[name]) for name in names}
 
 
 def host_port(text: str) -> tuple[str, int]:

@@ -12,15 +12,18 @@ Pure: the caller passes the environment that it starts from.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final, Literal
 
 from asyncgrpo_agent.config.redaction import is_secret
+from asyncgrpo_agent.logs import MIN_SECRET_CHARACTERS
 
-# engine: vLLM or TRL. agent: this program again, on its own. worker: this program as a part of the
-# one that starts it. mount: the bucket's daemon. tool: anything else, which needs no GPU and no
-# access to model hubs.
-Kind = Literal["engine", "agent", "worker", "mount", "tool"]
+# engine: TRL, whose rewards and trackers need what the user gave them. server: vLLM, or a download,
+# which need a hub's token and no other secret. agent: this program again, on its own. worker: this
+# program as a part of the one that starts it. mount: the bucket's daemon. tool: anything else, which
+# needs no GPU and no access to model hubs.
+Kind = Literal["engine", "server", "agent", "worker", "mount", "tool"]
 
 _PRIVATE: Final = (
     "ASYNCGRPO_",
@@ -33,6 +36,13 @@ _PRIVATE: Final = (
 _NEVER: Final = ("_PYI_", "_MEIPASS", "PYINSTALLER_", *_PRIVATE)
 _NOT_FOR_TOOLS: Final = ("CUDA_", "NVIDIA_", "HF_", "HUGGING_FACE_", "HUGGINGFACE_")
 _BUCKET_KEYS: Final = ("AWS_",)
+_TRACKERS: Final = ("WANDB_",)
+# With a password, maybe. A worker reads files.
+_PROXIES: Final = (
+    *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"),
+    *("http_proxy", "https_proxy", "all_proxy"),
+)
+_HUB_TOKENS: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 # The daemon of a mount gets nothing else.
 _FOR_MOUNTS: Final = (
     *("PATH", "HOME", "USER", "LANG", "LC_", "TZ", "TMPDIR", "LD_LIBRARY_PATH"),
@@ -41,12 +51,13 @@ _FOR_MOUNTS: Final = (
 )
 _DROPPED: Final[Mapping[Kind, tuple[str, ...]]] = {
     "engine": (*_NEVER, *_BUCKET_KEYS),
+    "server": (*_NEVER, *_BUCKET_KEYS, *_TRACKERS),
     "agent": _NEVER,
-    "worker": (*_PRIVATE, *_BUCKET_KEYS, *_NOT_FOR_TOOLS),
+    "worker": (*_PRIVATE, *_BUCKET_KEYS, *_TRACKERS, *_NOT_FOR_TOOLS, *_PROXIES),
     "mount": _NEVER,
-    "tool": (*_NEVER, *_BUCKET_KEYS, *_NOT_FOR_TOOLS),
+    "tool": (*_NEVER, *_BUCKET_KEYS, *_TRACKERS, *_NOT_FOR_TOOLS),
 }
-_MIN_SECRET_CHARACTERS: Final = 8  # shorter ones are words that lines are full of
+_PASSWORD: Final = re.compile(r"://[^/\s@:]*:([^/\s@]+)@")
 _LIBRARIES: Final = "LD_LIBRARY_PATH"
 _LIBRARIES_BEFORE: Final = "LD_LIBRARY_PATH_ORIG"
 
@@ -90,6 +101,11 @@ def child_environment(
     environment |= {
         name: value for name, value in base.items() if not name.startswith(_DROPPED[kind])
     }
+    if kind in ("server", "worker"):
+        kept = environment.items()
+        environment = {
+            name: value for name, value in kept if name in _HUB_TOKENS or not is_secret(name)
+        }
     if kind == "mount":
         kept = environment.items()
         environment = {name: value for name, value in kept if name.startswith(_FOR_MOUNTS)}
@@ -107,10 +123,8 @@ def child_environment(
 
 
 def secret_values(environment: Mapping[str, str]) -> list[str]:
-    """What a child's own output must not repeat of its environment, longest first."""
-    found = {
-        value
-        for name, value in environment.items()
-        if len(value) >= _MIN_SECRET_CHARACTERS and is_secret(name, "")
-    }
-    return sorted(found, key=len, reverse=True)
+    """What no output must repeat of an environment, longest first; of URLs the passwords."""
+    found = {value for name, value in environment.items() if is_secret(name)}
+    found |= {password for value in environment.values() for password in _PASSWORD.findall(value)}
+    long = [value for value in found if len(value) >= MIN_SECRET_CHARACTERS]
+    return sorted(long, key=len, reverse=True)

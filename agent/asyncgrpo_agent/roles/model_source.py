@@ -108,7 +108,8 @@ async def _load(config: Config, revision: str, told: _Told) -> Loaded:
     )
     home = {} if child.inherited({}).get("HF_HOME") else hub_home(Path.home(), config.state_dir)
     log_file = config.log_dir / "model-download.log"
-    env = child.inherited({**additions, **home, **config.engine.env}, caches=str(config.cache_dir))
+    settings = {**additions, **home, **config.engine.env}
+    env = child.inherited(settings, "server", caches=str(config.cache_dir))
     async with child.started(
         "model-download", argv, env=env, on_line=heard, log_file=log_file
     ) as process:

@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 import trio
 
+from asyncgrpo_agent import logs
 from asyncgrpo_agent.config.sections import Config
 from asyncgrpo_agent.config.upstream_rules import name_of
 from asyncgrpo_agent.config.upstreams import Upstream
@@ -174,6 +175,7 @@ class Seat:
             log.error("upstream.token_unusable", source=source, reason=trouble)
         is_new, self._trouble = token != self._token, trouble
         self._token = token
+        logs.hide(token)
         self.client.headers = headers_for(self.upstream.url, token)
         return is_new
 

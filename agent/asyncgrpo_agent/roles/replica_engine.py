@@ -78,7 +78,10 @@ class EngineHost:
             "vllm",
             argv,
             env=child.inherited(
-                additions, gpus=self.config.replica.gpus, caches=str(self.config.cache_dir)
+                additions,
+                "server",
+                gpus=self.config.replica.gpus,
+                caches=str(self.config.cache_dir),
             ),
             log_file=log_file,
             grace_s=STOP_VLLM_S,

@@ -8,6 +8,7 @@ from typing import Final
 
 import trio
 
+from asyncgrpo_agent import logs
 from asyncgrpo_agent.config.sections import Trainer, host_port
 from asyncgrpo_agent.errors import ConfigError
 from asyncgrpo_agent.net.gateway import Backend, Gateway
@@ -27,6 +28,7 @@ class GatewayDoor:
 
     def __post_init__(self) -> None:
         self.token = token_urlsafe(TOKEN_BYTES) if self.config.gateway_token else ""
+        logs.hide(self.token)
 
     async def listen(self) -> str:
         """The URL for TRL, which may be asked from now on. Raises ConfigError."""

@@ -106,10 +106,13 @@ async def run_job(config: Config, job: Path, *, check: bool, secrets: Sequence[s
         ),
     )
     log_file = job_log(config, job.parent.name, name)
+    inherited = child.inherited({}, caches=str(config.cache_dir))
+    for upstream in config.proxy.upstream:  # the proxy within may have tokens of servers
+        inherited.pop(upstream.token_env, None)
     async with child.started(
         name,
         argv,
-        env=child.inherited({**additions, **config.engine.env}, caches=str(config.cache_dir)),
+        env={**inherited, **additions, **config.engine.env},
         log_file=log_file,
         secrets=secrets,
         grace_s=STOP_TRL_S + config.trainer.save_s,
