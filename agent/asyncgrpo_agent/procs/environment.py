@@ -21,8 +21,8 @@ from asyncgrpo_agent.logs import MIN_SECRET_CHARACTERS
 
 # engine: TRL, whose rewards and trackers need what the user gave them. server: vLLM, or a download,
 # which need a hub's token and no other secret. agent: this program again, on its own. worker: this
-# program as a part of the one that starts it. mount: the bucket's daemon. tool: anything else, which
-# needs no GPU and no access to model hubs.
+# program as a part of the one that starts it. mount: the bucket's daemon. tool: anything else,
+# which needs no GPU and no access to model hubs.
 Kind = Literal["engine", "server", "agent", "worker", "mount", "tool"]
 
 _PRIVATE: Final = (
