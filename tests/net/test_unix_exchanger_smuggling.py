@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,29 +13,18 @@ from trio import socket
 from asyncgrpo_agent.net import exchanges
 from asyncgrpo_agent.net.exchanges import Answer, AnswerTooLargeError, NoAnswerError
 from asyncgrpo_agent.net.unix_exchanger import UnixExchanger
+from fakes.hostile_answers import (
+    ATTACKS,
+    FINE,
+    HEAD,
+    HIDDEN,
+    INJECTED,
+    STARTS,
+    Handler,
+    answering,
+)
 
-HIDDEN = b"HTTP/1.1 200 OK\r\ncontent-type: a/b\r\ncontent-length: 6\r\n\r\nhidden"
-FINE = b"HTTP/1.1 200 OK\r\ncontent-type: a/b\r\ncontent-length: 2\r\n\r\nok"
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: a/b\r\n"
-ATTACKS = {
-    "a length and chunks": b"content-length: 0\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-    "two lengths": b"content-length: 0\r\ncontent-length: 65\r\n\r\n",
-    "two lengths in a line": b"content-length: 0, 65\r\n\r\n",
-    "a sign": b"content-length: +0\r\n\r\n",
-    "below nothing": b"content-length: -1\r\n\r\n",
-    "a number of 5,000 digits": b"content-length: " + b"9" * 5_000 + b"\r\n\r\n",
-    "a space before the colon": b"content-length : 0\r\n\r\n",
-    "a folded line": b"x: y\r\n content-length: 0\r\ncontent-length: 0\r\n\r\n",
-    "a bare CR": b"x: y\rcontent-length: 0\r\n\r\n",
-    "no body, and one": b"content-length: 0\r\n\r\n",
-    "hardly chunks": b"transfer-encoding: xchunked\r\n\r\n0\r\n\r\n",
-    "a chunk below nothing": b"transfer-encoding: chunked\r\n\r\n-1\r\n\r\n",
-    "a chunk of more digits than any": b"transfer-encoding: chunked\r\n\r\n"
-    + b"f" * 5_000
-    + b"\r\n",
-    "a chunk without its end": b"transfer-encoding: chunked\r\n\r\n1\r\nxyz0\r\n\r\n",
-    "headers without end": b"x: y\r\n" * 20_000,
-}
+Serve = Callable[[Handler], Awaitable[None]]
 
 
 @pytest.fixture
@@ -45,22 +34,15 @@ async def client(tmp_path: Path) -> AsyncIterator[UnixExchanger]:
     await made.aclose()
 
 
-async def serve(folder: Path, nursery: trio.Nursery, first: bytes) -> None:
-    """`first` answers the first request, all others are answered well."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    await listener.bind(str(folder / "sock"))
-    listener.listen()
-    answers = [first]
+@pytest.fixture
+def serve(tmp_path: Path, nursery: trio.Nursery) -> Serve:
+    async def start(handler: Handler) -> None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        await listener.bind(str(tmp_path / "sock"))
+        listener.listen()
+        await nursery.start(trio.serve_listeners, handler, [trio.SocketListener(listener)])
 
-    async def serve_one(stream: trio.SocketStream) -> None:
-        async with stream:
-            while await stream.receive_some():
-                try:
-                    await stream.send_all(answers.pop() if answers else FINE)
-                except trio.BrokenResourceError:
-                    return
-
-    await nursery.start(trio.serve_listeners, serve_one, [trio.SocketListener(listener)])
+    return start
 
 
 async def ask(client: UnixExchanger) -> Answer:
@@ -69,26 +51,82 @@ async def ask(client: UnixExchanger) -> Answer:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_nothing_is_left_for_the_next(
-    tmp_path: Path, client: UnixExchanger, nursery: trio.Nursery, name: str
-) -> None:
-    await serve(tmp_path, nursery, HEAD + ATTACKS[name] + HIDDEN)
+async def test_nothing_is_left_for_the_next(serve: Serve, client: UnixExchanger, name: str) -> None:
+    await serve(answering(HEAD + ATTACKS[name] + HIDDEN, []))
     with suppress(NoAnswerError):
         assert b"hidden" not in (await ask(client)).body
     for _ in range(3):
         assert await ask(client) == Answer(200, "a/b", b"ok")
 
 
+@pytest.mark.parametrize("name", STARTS)
+async def test_nothing_that_comes_first_is_left_for_the_next(
+    serve: Serve, client: UnixExchanger, name: str
+) -> None:
+    await serve(answering(STARTS[name] + HIDDEN, []))
+    with suppress(NoAnswerError):
+        await ask(client)  # an answer after interim ones is its own
+    for _ in range(3):
+        assert await ask(client) == Answer(200, "a/b", b"ok")
+
+
+async def test_an_answer_nobody_asked_for_is_nobodys(serve: Serve, client: UnixExchanger) -> None:
+    await serve(answering(FINE, [], late=[HIDDEN]))
+    for _ in range(3):
+        assert await ask(client) == Answer(200, "a/b", b"ok")
+        await trio.sleep(0.2)  # in which it arrives
+
+
+async def test_a_body_that_is_cut_short_is_an_error(serve: Serve, client: UnixExchanger) -> None:
+    async def cut(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some()
+            await stream.send_all(HEAD + b"content-length: 10\r\n\r\nok")
+
+    await serve(cut)
+    with pytest.raises(NoAnswerError):
+        await ask(client)
+
+
+@pytest.mark.parametrize("endless", [b"HTTP/1.1 100 \r\n\r\n", HEAD + b"x: y\r\n", b""])
+async def test_a_server_without_end_holds_nobody_beyond_the_deadline(
+    serve: Serve, client: UnixExchanger, endless: bytes
+) -> None:
+    async def go_on(stream: trio.SocketStream) -> None:
+        async with stream:
+            with suppress(trio.BrokenResourceError):
+                while endless:
+                    await stream.send_all(endless * 1000)
+                await trio.sleep_forever()
+
+    await serve(go_on)
+    with trio.fail_after(20), suppress(NoAnswerError):
+        with trio.move_on_after(0.5):
+            await client.exchange("POST", "/x", [("host", "vllm")], b"")
+
+
+@pytest.mark.parametrize("text", INJECTED)
+@pytest.mark.parametrize("place", ["path", "name", "value"])
+async def test_no_line_of_a_request_is_made_by_its_values(
+    serve: Serve, client: UnixExchanger, text: str, place: str
+) -> None:
+    requests: list[bytes] = []
+    await serve(answering(FINE, requests))
+    path = f"/{text}" if place == "path" else "/x"
+    header = (text, "v") if place == "name" else ("h", text if place == "value" else "v")
+    with suppress(NoAnswerError):
+        await client.exchange("POST", path, [("host", "vllm"), header], b"")
+    assert not any(b"y: z" in request.split(b"\r\n") for request in requests)
+    assert not any(b"\ny: z" in request or b"\0" in request for request in requests)
+    assert await ask(client) == Answer(200, "a/b", b"ok")
+
+
 @pytest.mark.parametrize("size", [b"content-length: 70000000\r\n\r\n", b"\r\n"])
 async def test_an_answer_without_end_is_cut(
-    tmp_path: Path,
-    client: UnixExchanger,
-    nursery: trio.Nursery,
-    size: bytes,
-    monkeypatch: pytest.MonkeyPatch,
+    serve: Serve, client: UnixExchanger, size: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exchanges, "MAX_ANSWER_BYTES", 1 << 20)
-    await serve(tmp_path, nursery, HEAD + size + bytes(3 << 20))
+    await serve(answering(HEAD + size + bytes(3 << 20), []))
     with pytest.raises(AnswerTooLargeError):
         await ask(client)
     assert await ask(client) == Answer(200, "a/b", b"ok")

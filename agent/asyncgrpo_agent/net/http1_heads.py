@@ -26,6 +26,7 @@ _DIGITS: Final = re.compile(r"[0-9]{1,15}")
 _NOT_PLAIN: Final = frozenset(
     ("connection", "expect", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade")
 )
+_TARGET: Final = re.compile(r"/[!-~]*")
 _NAME: Final = re.compile(_TOKEN.decode())
 _VALUE: Final = re.compile(r"(?:[!-~](?:[ -~\t]*[!-~])?)?")
 
@@ -101,9 +102,20 @@ def _plain_headers(lines: bytes) -> dict[str, str] | None:
     return headers
 
 
+def write_request_head(method: str, target: str, headers: Sequence[tuple[str, str]]) -> bytes:
+    """The head of a request. Raises ValueError for what a server could misread."""
+    if not _TARGET.fullmatch(target):
+        raise ValueError(f"path {target[:100]!r} cannot be sent")
+    return _written(f"{method} {target} HTTP/1.1", headers)
+
+
 def write_head(status: int, headers: Sequence[tuple[str, str]]) -> bytes:
     """The head of an answer. Raises ValueError for headers that a client could misread."""
-    lines = [f"HTTP/1.1 {status} "]
+    return _written(f"HTTP/1.1 {status} ", headers)
+
+
+def _written(first: str, headers: Sequence[tuple[str, str]]) -> bytes:
+    lines = [first]
     for name, value in headers:
         if not (_NAME.fullmatch(name) and _VALUE.fullmatch(value)):
             raise ValueError(f"header {name!r} cannot be sent")

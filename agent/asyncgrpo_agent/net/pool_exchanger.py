@@ -1,10 +1,15 @@
-"""Exchanges over httpcore's pool: TLS, the site's HTTP proxy, and whatever else lies on the way."""
+"""Exchanges over httpcore's pool: TLS, the site's HTTP proxy, and whatever else lies on the way.
+
+httpcore (1.0.9) uses a connection again on which more came than the answer, and takes that for the
+answer to the next request. So here such a connection ends with its answer; see `_end_if_more`.
+"""
 
 from __future__ import annotations
 
 import ssl
 from typing import Any, Final, Self
 
+import h11
 import httpcore
 import trio
 
@@ -69,11 +74,24 @@ class PoolExchanger:
             raise _NoHeadError from error
         try:
             content = await _read(response)
+            _end_if_more(response)
         finally:
             await response.aclose()
         headers = {name.lower(): value for name, value in response.headers}
         kind = headers.get(b"content-type", b"").decode("latin-1")
         return Answer(response.status, kind, content)
+
+
+def _end_if_more(response: httpcore.Response) -> None:
+    """Have the connection closed with the answer, if there are bytes behind it.
+
+    h11 knows them, and httpcore shows its h11 to nobody: the names are those of 1.0.9. The stream
+    is the pool's own, around that of the connection.
+    """
+    stream: Any = response.stream
+    state: h11.Connection = stream._stream._connection._h11_state
+    if state.trailing_data[0]:
+        state.send_failed()  # neither side of a connection that failed is used again
 
 
 class _NoHeadError(Exception):

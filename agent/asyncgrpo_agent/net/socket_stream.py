@@ -15,6 +15,7 @@ One task reads and one writes, as with trio's. It owns the trio stream that it w
 from __future__ import annotations
 
 import os
+import select
 from typing import Final
 
 import trio
@@ -60,6 +61,13 @@ class DirectStream(trio.abc.HalfCloseableStream):
                 self._drained = len(data) < size_bytes
                 self._in_a_row = 0 if self._drained else self._in_a_row + 1
                 return data
+
+    def has_input(self) -> bool:
+        """Whether something has come that was not read yet; the end counts."""
+        self._check()
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(0))
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """All of it. One that is cancelled has sent an unknown part."""

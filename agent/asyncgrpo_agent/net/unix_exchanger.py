@@ -3,7 +3,8 @@
 A general client costs a replica's agent more than all else that it does for a rollout. This one
 sends a request in one piece and takes the answer from what was read, if it is a plain one (a length
 and nothing unusual, which is all that vLLM sends for a rollout); any other goes through h11. A
-connection is kept for the next request only after an answer about whose end there is no doubt.
+connection is kept for the next request only after an answer about whose end there is no doubt, and
+used only if nothing has come on it since.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from asyncgrpo_agent.net.exchanges import (
     HeaderLines,
     NoAnswerError,
 )
-from asyncgrpo_agent.net.http1_heads import PlainAnswer, read_answer_head
+from asyncgrpo_agent.net.http1_heads import PlainAnswer, read_answer_head, write_request_head
 from asyncgrpo_agent.net.socket_stream import DirectStream
 
 KEEP_S: Final = 3.0  # uvicorn closes idle connections after 5 s
 MAX_IDLE: Final = 16  # a Unix connect is cheap
 _MAX_HEAD_BYTES: Final = 64 << 10
+_MAX_INTERIM: Final = 100  # answers of 1xx before the one
 _READ_BYTES: Final = 64 << 10
 
 
@@ -41,12 +43,16 @@ class UnixExchanger:
         self._idle: deque[tuple[DirectStream, float]] = deque()  # the one used last at the end
 
     async def exchange(self, method: str, path: str, headers: HeaderLines, body: bytes) -> Answer:
+        try:
+            head = _head(method, path, headers, len(body))
+        except ValueError as error:
+            raise NoAnswerError(str(error), sent=False) from error
         kept = await self._take()
         stream = kept or await self._connect()
         reusable = False
         try:
-            request = _head(method, path, headers, len(body)) + body
-            answer, reusable = await _Exchange(stream, fresh=kept is None).run(method, request)
+            exchange = _Exchange(stream, fresh=kept is None)
+            answer, reusable = await exchange.run(method, head + body)
             return answer
         finally:
             if not reusable:
@@ -66,13 +72,15 @@ class UnixExchanger:
 
     async def _take(self) -> DirectStream | None:
         """The one that was used last, if the server has it open still."""
-        if not self._idle:
-            return None
-        stream, since = self._idle.pop()
-        if self._clock() - since < KEEP_S:
-            return stream
-        self._idle.append((stream, since))
-        await self.aclose()  # the others are older
+        while self._idle:
+            stream, since = self._idle.pop()
+            if self._clock() - since >= KEEP_S:
+                await trio.aclose_forcefully(stream)
+                await self.aclose()  # the others are older
+            elif stream.has_input():  # its end, or an answer that nobody asked for
+                await trio.aclose_forcefully(stream)
+            else:
+                return stream
         return None
 
     async def _keep(self, stream: DirectStream) -> None:
@@ -83,8 +91,7 @@ class UnixExchanger:
 
 
 def _head(method: str, path: str, headers: HeaderLines, body_bytes: int) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
-    return "\r\n".join([*lines, f"content-length: {body_bytes}", "", ""]).encode("ascii")
+    return write_request_head(method, path, [*headers, ("content-length", str(body_bytes))])
 
 
 class _Exchange:
@@ -138,10 +145,14 @@ class _Exchange:
         parser.send(h11.Request(method=method, target="/", headers=[("host", "vllm")]))
         parser.send(h11.EndOfMessage())
         head: h11.Response | None = None
-        parts, size_bytes = [], 0
+        parts, size_bytes, interim = [], 0, 0
         try:
             while not isinstance(event := await self._next_event(parser), h11.EndOfMessage):
-                if isinstance(event, h11.Response):
+                if isinstance(event, h11.InformationalResponse):
+                    interim += 1
+                    if interim > _MAX_INTERIM:
+                        raise NoAnswerError("interim answers without end", sent=True)
+                elif isinstance(event, h11.Response):
                     head = event
                 elif isinstance(event, h11.Data):
                     parts.append(bytes(event.data))
