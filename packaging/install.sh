@@ -3,7 +3,7 @@
 #   ./install.sh                install this version, or upgrade to it
 #   ./install.sh rollback       back to the version before; the same again undoes that
 #   ./install.sh uninstall      remove the program; configuration and state stay
-#   --root DIR                  in DIR instead of /, for an image; no user is made then
+#   --root DIR                  in DIR instead of /, for an image; no users are made then
 # Running agents keep the version that they were started with, whose files stay until they end;
 # restart them one by one.
 set -eu
@@ -81,16 +81,17 @@ install_version() {
   mkdir -p "$config/examples"
   cp examples/* "$config/examples/"
   ln -sfn "$home/current/agent/asyncgrpo-agent" "$program"
-  make_user
+  make_users
   echo "installed $version${before:+ (before: $before)}"
 }
 
-make_user() {
+make_users() {
   [ -z "$root" ] || return 0
-  if ! id asyncgrpo >/dev/null 2>&1; then
-    useradd --system --user-group --home-dir /var/lib/asyncgrpo-agent --shell /usr/sbin/nologin \
-      asyncgrpo || fail "the user asyncgrpo cannot be made; make it, and run this again"
-  fi
+  for name in asyncgrpo asyncgrpo-mount; do
+    id "$name" >/dev/null 2>&1 ||
+      useradd --system --user-group --home-dir /var/lib/asyncgrpo-agent --shell /usr/sbin/nologin \
+        "$name" || fail "the user $name cannot be made; make it, and run this again"
+  done
 }
 
 rollback() {
@@ -102,7 +103,17 @@ rollback() {
   echo "back to $before (before: $now)"
 }
 
+# What runs would go on without its files, and what is enabled would be missed at the next boot.
+stop_units() {
+  [ -z "$root" ] && [ -d /run/systemd/system ] || return 0
+  for unit in $(systemctl list-units --all --plain --no-legend 'asyncgrpo-*.service' | cut -d' ' -f1); do
+    systemctl stop "$unit"
+  done
+  rm -f "$units"/*.wants/asyncgrpo-*.service
+}
+
 uninstall() {
+  stop_units
   for unit in asyncgrpo-proxy.service asyncgrpo-trainer.service asyncgrpo-replica@.service \
     asyncgrpo-mount@.service; do
     rm -f "$units/$unit"

@@ -1,7 +1,7 @@
 """`python -m asyncgrpo_agent`, and the entry point of the frozen executable.
 
-The agent also starts itself as the mount's worker, which is no command for people and must start
-quickly, so it does not go through the command line.
+The agent also starts itself as the mount's worker, and systemd starts it to mount; neither is a
+command for people and both must start quickly, so they do not go through the command line.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ def main() -> int:
             from asyncgrpo_agent.store import mount_look
 
             return mount_look.main(path)
+        case ["mount-device", folder, *options]:
+            from asyncgrpo_agent.procs import fuse_device
+
+            return fuse_device.main(folder, options)
         case _:
             from asyncgrpo_agent.procs.init import stand_apart_if_first
 
