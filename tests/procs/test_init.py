@@ -24,10 +24,23 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    if os.geteuid() or shutil.which("nsenter") is None:
-        pytest.skip("needs root, unshare and nsenter")
+    check_means()
     with fleet.site(tmp_path) as made:
         yield made
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Iterator[Site]:
+    """Without a run, which takes commands to make: enough for a proxy."""
+    check_means()
+    with fleet.hosts(tmp_path) as started:
+        yield Site(started, fleet.free_address())
+    fleet.wait_until_none(str(tmp_path))
+
+
+def check_means() -> None:
+    if os.geteuid() or shutil.which("nsenter") is None:
+        pytest.skip("needs root, unshare and nsenter")
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -81,11 +94,11 @@ def proxy_apart(site: Site) -> Agent:
     return site.proxy(within=APART)
 
 
-def test_it_is_the_first_process_and_reaps_what_is_given_to_it(site: Site) -> None:
-    agent = proxy_apart(site)
+def test_it_is_the_first_process_and_reaps_what_is_given_to_it(bare: Site) -> None:
+    agent = proxy_apart(bare)
     assert within(agent, "tr '\\0' ' ' < /proc/1/cmdline").startswith(sys.executable)
-    for _ in range(20):  # a parent that ends before its child, which then is PID 1's
-        within(agent, "(sleep 0.2 & sh -c 'exit 3' &)")
+    # Each a parent that ends before its children, which then are PID 1's.
+    within(agent, "for _ in $(seq 20); do (sleep 0.2 & sh -c 'exit 3' &); done")
     first = first_of(agent)
     until(lambda: len(children(first)) == 1)  # the agent alone
     assert zombies(agent) == []
@@ -96,12 +109,9 @@ def test_it_is_the_first_process_and_reaps_what_is_given_to_it(site: Site) -> No
 
 def test_a_replica_drains_when_the_container_is_stopped(site: Site) -> None:
     proxy = site.proxy()
-    replica = site.replica("r1", within=APART)
-    replica.wait_for("vLLM is up")
-    trainer = site.trainer(40, "--set=train.fake_rollouts=16")
+    replica, staying = site.replica("r1", within=APART), site.replica("r2")
+    trainer = site.trainer(20, "--min-replicas=2", "--set=train.fake_rollouts=16")
     proxy.wait_for(r"adapter.acked .*v000003")
-    staying = site.replica("r2")
-    staying.wait_for("vLLM is up")
     assert zombies(replica) == []
     os.kill(first_of(replica), signal.SIGTERM)
     assert replica.process.wait(PATIENCE_S) == 0
@@ -112,11 +122,11 @@ def test_a_replica_drains_when_the_container_is_stopped(site: Site) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGHUP, signal.SIGINT])
-def test_signals_are_passed_on(site: Site, number: signal.Signals) -> None:
-    agent = proxy_apart(site)
+def test_signals_are_passed_on(bare: Site, number: signal.Signals) -> None:
+    agent = proxy_apart(bare)
     os.kill(first_of(agent), number)
     if number is signal.SIGUSR2:
-        until(lambda: any((site.folder / "proxy" / "dumps").glob("*")))
+        until(lambda: any((bare.folder / "proxy" / "dumps").glob("*")))
         os.kill(first_of(agent), signal.SIGTERM)
     expected = 128 + number if number is signal.SIGHUP else 0
     assert agent.process.wait(PATIENCE_S) == expected
@@ -132,7 +142,7 @@ def test_an_agent_that_is_killed_ends_the_container_with_all_that_is_in_it(site:
     until(lambda: engines(site) == [])
 
 
-def test_what_a_command_says_and_its_exit_code_come_through(site: Site) -> None:
+def test_what_a_command_says_and_its_exit_code_come_through(bare: Site) -> None:
     argv = [*APART, sys.executable, "-m", "asyncgrpo_agent"]
     env = {**os.environ, "PYTHONPATH": str(fleet.ROOT / "agent")}
     done = subprocess.run([*argv, "version"], capture_output=True, text=True, env=env)
@@ -140,15 +150,15 @@ def test_what_a_command_says_and_its_exit_code_come_through(site: Site) -> None:
     assert subprocess.run([*argv, "--role=none"], capture_output=True, env=env).returncode == 2
 
 
-def test_ctrl_c_at_a_terminal_comes_once(site: Site) -> None:
+def test_ctrl_c_at_a_terminal_comes_once(bare: Site) -> None:
     """`docker run --tty`: the terminal sends it to the group in its foreground."""
     controller, terminal = pty.openpty()
     env = {**os.environ, "PYTHONPATH": str(fleet.ROOT / "agent")}
     argv = [*APART, sys.executable, "-m", "asyncgrpo_agent", "--role=proxy"]
-    log = site.folder / "terminal.out"
+    log = bare.folder / "terminal.out"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            ["setsid", "--ctty", *argv, "--listen=127.0.0.1:0", f"--state-dir={site.folder}/p2"],
+            ["setsid", "--ctty", *argv, "--listen=127.0.0.1:0", f"--state-dir={bare.folder}/p2"],
             stdin=terminal,
             stdout=output,
             stderr=subprocess.STDOUT,
