@@ -1,13 +1,14 @@
 """The trainer: gives TRL, on localhost, what looks like one vLLM server, and runs it as a child.
 
 A process may start TRL more than once, each as an attempt of its own (see `trainer_agent`). A
-signal stops TRL first, so that nothing it writes is cut.
+signal stops TRL first, so that nothing it writes is cut; while none runs, it ends all at once.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from random import SystemRandom
 
 import trio
@@ -43,6 +44,15 @@ def run(config: Config) -> int:
 async def train(config: Config, *others: Source) -> int:
     """The same within a loop that runs already; `others` are told of beside it."""
     notifier.watch_loop()
+    code = 0
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_end_on_signal, nursery.cancel_scope)
+        code = await _train(config, others)
+        nursery.cancel_scope.cancel()
+    return code
+
+
+async def _train(config: Config, others: Sequence[Source]) -> int:
     join = load_join(config, "trainer")
     if join.run_private_key is None:
         raise ConfigError(
@@ -63,6 +73,22 @@ async def train(config: Config, *others: Source) -> int:
             code = await _run_lives(model, join, bucket, view)
             nursery.cancel_scope.cancel()
         return code
+
+
+async def _end_on_signal(
+    scope: trio.CancelScope, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Hears signals while no life does: while the model is loaded, or the bucket is mounted."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        task_status.started()
+        async for number in signals:
+            _say_stopping(number)
+            scope.cancel()
+
+
+def _say_stopping(number: int) -> None:
+    log.info("trainer.stopping", signal=signal.Signals(number).name)
+    notifier.stopping()
 
 
 def _tell(reason: str) -> None:
@@ -123,8 +149,7 @@ async def _stop_on_signal(scope: trio.CancelScope, agent: TrainerAgent) -> None:
         async for number in signals:
             agent.stopping = True
             agent.outcome = f"stopped by {signal.Signals(number).name}"
-            log.info("trainer.stopping", signal=signal.Signals(number).name)
-            notifier.stopping()
+            _say_stopping(number)
             if agent.is_training and not agent.training.cancel_called:
                 agent.training.cancel()  # what TRL waits for goes on until it has saved
             else:
