@@ -6,6 +6,7 @@
 #   --root DIR                  in DIR instead of /, for an image; no users are made then
 # Running agents keep the version that they were started with, whose files stay until they end;
 # restart them one by one.
+# Hosts that the program cannot run on are refused: Linux x86-64 with glibc 2.31 or newer is needed.
 set -eu
 umask 022
 here=$(cd "$(dirname "$0")" && pwd -P)
@@ -57,8 +58,21 @@ $(sha256sum --check --quiet FILES.sha256 2>&1 | head -n 3)"
   [ "$listed" -eq "$present" ] || fail "there are files that no archive had; nothing was changed"
 }
 
+# With --root the files are for another host.
+check_host() {
+  [ -z "$root" ] || return 0
+  host="$(uname -s) on $(uname -m)"
+  [ "$host" = "Linux on x86_64" ] ||
+    fail "$host is not supported: take a Linux x86-64 host; nothing was changed"
+  said=$(agent/asyncgrpo-agent --version 2>&1) || case "$said" in
+    *GLIBC_*) fail "this host is older than the program allows; nothing was changed.
+$said" ;;
+  esac
+}
+
 install_version() {
   check
+  check_host
   version=$(cat VERSION)
   mkdir -p "$versions"
   if ! cmp -s FILES.sha256 "$versions/$version/FILES.sha256"; then

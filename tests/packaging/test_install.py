@@ -173,3 +173,42 @@ def test_a_broken_archive_changes_nothing(host: Host, damage: str) -> None:
     assert "nothing was changed" in done.stderr
     assert host.files() == before
     assert host.run(good, "rollback").returncode == 1
+
+
+def run_on(unpacked: Path, system: str, machine: str) -> subprocess.CompletedProcess[str]:
+    """Without --root, and without a program that could change anything on this host."""
+    tools = unpacked.parent / "tools"
+    tools.mkdir()
+    for name in ("sh", "cat", "dirname", "find", "head", "sha256sum", "wc"):
+        found = shutil.which(name)
+        assert found
+        (tools / name).symlink_to(found)
+    uname = tools / "uname"
+    uname.write_text(f"#!/bin/sh\ncase $1 in -s) echo {system} ;; *) echo {machine} ;; esac\n")
+    uname.chmod(0o755)
+    argv = [str(unpacked / "install.sh")]
+    return subprocess.run(argv, env={"PATH": str(tools)}, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(("system", "machine"), [("Linux", "aarch64"), ("Darwin", "x86_64")])
+def test_other_hosts_are_refused_by_name(tmp_path: Path, system: str, machine: str) -> None:
+    done = run_on(Host(tmp_path).unpack("1.0"), system, machine)
+    assert done.returncode == 1
+    assert f"{system} on {machine} is not supported" in done.stderr
+    assert "nothing was changed" in done.stderr
+
+
+def test_a_host_that_is_too_old_is_told_which_glibc_is_missing(tmp_path: Path) -> None:
+    agent = printing_agent(tmp_path / "dist", "1.0")
+    archive = packed(tmp_path / "dist", agent, "1.0")
+    folder = unpacked(archive, tmp_path)
+    program = folder / "agent/asyncgrpo-agent"
+    sums = folder / "FILES.sha256"
+    before = hashlib.sha256(program.read_bytes()).hexdigest()
+    program.write_text("#!/bin/sh\necho libc.so.6: version GLIBC_2.31 not found >&2\nexit 1\n")
+    after = hashlib.sha256(program.read_bytes()).hexdigest()
+    sums.write_text(sums.read_text().replace(before, after))
+    done = run_on(folder, "Linux", "x86_64")
+    assert done.returncode == 1
+    assert "GLIBC_2.31 not found" in done.stderr
+    assert "nothing was changed" in done.stderr
