@@ -45,6 +45,9 @@ def test_doctor_names_what_is_missing_with_the_fix(
     assert "model.path" in rows["configuration"]["found"]
     assert "/none" in rows["proxy"]["found"]
     assert rows["system"]["fix"] == ""
+    bucket = rows["bucket at /none"]
+    assert bucket["found"] == "does not exist"
+    assert "asyncgrpo-mount@" in bucket["fix"]
 
 
 def test_a_proxy_needs_little(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,6 +62,34 @@ def test_fuse_is_for_those_who_mount() -> None:
         Config(role="replica", agent=agent, bucket=Bucket(url="s3://b/", path="/m"))
     )
     assert {row.what for row in mounting} - {row.what for row in plain} == {"/dev/fuse"}
+
+
+def card(bus: Path, vendor: str, kind: str) -> None:
+    (bus / vendor).mkdir(parents=True)
+    (bus / vendor / "vendor").write_text(f"{vendor}\n")
+    (bus / vendor / "class").write_text(f"{kind}\n")
+
+
+def rows_without_gpu(monkeypatch: pytest.MonkeyPatch, bus: Path) -> dict[str, tuple[str, str]]:
+    monkeypatch.setattr("asyncgrpo_agent.doctor.PCI", bus)
+    monkeypatch.setattr("asyncgrpo_agent.procs.vllm.has_gpu", lambda: False)
+    found = local_rows(Config(role="replica", agent=Agent(state_dir="/")))
+    return {row.what: (row.found, row.fix) for row in found}
+
+
+def test_a_card_without_a_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    card(tmp_path, "0x8086", "0x030000")
+    assert rows_without_gpu(monkeypatch, tmp_path)["GPU"] == ("none", "")
+    card(tmp_path, "0x10de", "0x030200")
+    found, fix = rows_without_gpu(monkeypatch, tmp_path)["GPU"]
+    assert found == "an NVIDIA card without device files"
+    assert "driver" in fix
+
+
+def test_what_vllm_runs_on_a_host_of_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert rows_without_gpu(monkeypatch, tmp_path)["lscpu"] == ("there", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert rows_without_gpu(monkeypatch, tmp_path)["lscpu"] == ("none", "Install util-linux")
 
 
 def test_doctor_looks_at_a_host_that_is_not_configured_yet(

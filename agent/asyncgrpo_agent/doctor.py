@@ -42,6 +42,9 @@ DIAL_S: Final = 30.0
 SKEW_S: Final = 30.0
 unix_time_s: Callable[[], float] = time.time  # noqa: TID251 - it is the clock that is looked at
 DRIVER: Final = Path("/proc/driver/nvidia/version")
+PCI: Final = Path("/sys/bus/pci/devices")
+NVIDIA: Final = "0x10de"
+DISPLAY: Final = "0x03"  # the class of displays and 3D controllers
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - the kernel's, looked at only
 
 # Distributions, not modules: importing vLLM takes half a minute.
@@ -67,7 +70,7 @@ def local_rows(config: Config) -> list[Row]:
     """What can be seen at once, of this host alone."""
     checks: list[Callable[[Config], Iterator[Row]]] = [_system, _disk]
     if config.role != "proxy":
-        checks += [_driver, _compiler, _shared_memory, _mount, _model]
+        checks += [_driver, _compiler, _shared_memory, _fuse, _model]
     return [row for check in checks for row in check(config)]
 
 
@@ -75,6 +78,7 @@ async def rows(config: Config) -> list[Row]:
     """All: the configuration's own needs, the engine's Python and the proxy included."""
     found = [*_configuration(config), *local_rows(config)]
     if config.role != "proxy":
+        found += _bucket(config)
         found.append(await _engine(config))
     if config.role in ("replica", "trainer") and not config.has_proxy:
         found += await _proxy(config)
@@ -109,13 +113,38 @@ def _disk(config: Config) -> Iterator[Row]:
     yield Row(what=f"disk at {folder}", found=f"{_gib(free)} free", needed=needed, fix=fix)
 
 
-def _driver(_config: Config) -> Iterator[Row]:
+def _driver(config: Config) -> Iterator[Row]:
     if not vllm.has_gpu():
-        yield Row(what="GPU", found="none", needed="none for vLLM's CPU build, else a driver")
+        yield from _without_gpu(config)
     elif DRIVER.exists():
         yield Row(what="GPU", found=DRIVER.read_text().splitlines()[0], needed="a driver")
     else:
         yield Row(what="GPU", found="device files of another maker", needed="a driver")
+
+
+def _without_gpu(config: Config) -> Iterator[Row]:
+    needed = "none for vLLM's CPU build, else a driver"
+    if _has_nvidia_card():
+        fix = "Install NVIDIA's driver; in a container, have its GPUs given to it (--gpus all)"
+        yield Row(what="GPU", found="an NVIDIA card without device files", needed=needed, fix=fix)
+        return
+    yield Row(what="GPU", found="none", needed=needed)
+    if config.role != "trainer":
+        fix = "" if shutil.which("lscpu") else "Install util-linux"
+        found = "none" if fix else "there"
+        yield Row(what="lscpu", found=found, needed="there, for vLLM's CPU build", fix=fix)
+
+
+def _has_nvidia_card() -> bool:
+    """On the bus, where a card shows without a driver, and also in a container that lacks it."""
+    for card in PCI.glob("*"):
+        try:
+            vendor, kind = ((card / name).read_text().strip() for name in ("vendor", "class"))
+        except OSError:
+            continue
+        if vendor == NVIDIA and kind.startswith(DISPLAY):
+            return True
+    return False
 
 
 def _compiler(_config: Config) -> Iterator[Row]:
@@ -138,7 +167,7 @@ def _shared_memory(_config: Config) -> Iterator[Row]:
     yield Row(what=str(SHARED_MEMORY), found=_gib(size), needed=needed, fix=fix)
 
 
-def _mount(config: Config) -> Iterator[Row]:
+def _fuse(config: Config) -> Iterator[Row]:
     if not config.bucket.url:
         return
     has_fuse = os.access("/dev/fuse", os.R_OK | os.W_OK)
@@ -146,6 +175,18 @@ def _mount(config: Config) -> Iterator[Row]:
         "" if has_fuse else "Let the host or container have /dev/fuse, or take --bucket-source link"
     )
     yield Row(what="/dev/fuse", found="usable" if has_fuse else "none", needed="usable", fix=fix)
+
+
+def _bucket(config: Config) -> Iterator[Row]:
+    """Where somebody else has mounted it. Agents that run wait for a mount that has died."""
+    is_made = config.role == "local" and "bucket.path" not in config.origins
+    if config.bucket.url or config.bucket.source == "link" or is_made:
+        return
+    fault, fix = host.fault_of_folder(config.bucket.path), ""
+    if fault:
+        fix = "Mount it, as with systemctl restart asyncgrpo-mount@NAME, or give another --bucket"
+    what = f"bucket at {config.bucket.path}"
+    yield Row(what=what, found=fault or "answers", needed="a folder that answers", fix=fix)
 
 
 def _model(config: Config) -> Iterator[Row]:

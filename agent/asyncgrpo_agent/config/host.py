@@ -136,6 +136,11 @@ def _missing(path: str, kind: str, mode_of: Callable[[str], int] = _stat) -> str
     return "" if _MODE_OF[kind](mode) else f"is not a {kind}"
 
 
+def fault_of_folder(path: str) -> str:
+    """What is wrong with a folder that may be a mount, for whoever looks on; "" when nothing is."""
+    return _missing(path, "folder", _look)
+
+
 def _at(config: Config, path: str, kind: str, fix: str) -> Iterator[Problem]:
     value = str(config.value(path))
     if value and (fault := _missing(value, kind)):

@@ -33,6 +33,8 @@ from asyncgrpo_agent.wire.session import Session
 TCP_CONNECT_S: Final = 10.0  # DNS included
 QUIET_FAILURES: Final = 3  # a proxy that restarts is nobody's business
 MAX_RETRY_AFTER_S: Final = 600.0
+_NOBODY: Final = "See whether the proxy runs, and give --proxy HOST:PORT if it has moved"
+_NO_HTTP_PROXY: Final = "See whether it runs: HTTPS_PROXY names it as this site's HTTP proxy"
 
 log = Log(__name__)
 
@@ -62,8 +64,8 @@ async def _connect(
     host: str, port: int, proxy: ConnectProxy | None, environ: Mapping[str, str]
 ) -> trio.abc.Stream:
     if proxy is None:
-        return await _open_tcp(host, port, join_address(host, port))
-    stream: trio.abc.Stream = await _open_tcp(proxy.host, proxy.port, proxy.where)
+        return await _open_tcp(host, port, join_address(host, port), _NOBODY)
+    stream: trio.abc.Stream = await _open_tcp(proxy.host, proxy.port, proxy.where, _NO_HTTP_PROXY)
     try:
         if proxy.tls:
             stream = await secure_proxy(stream, proxy, environ)
@@ -74,7 +76,7 @@ async def _connect(
     return stream
 
 
-async def _open_tcp(host: str, port: int, where: str) -> DirectStream:
+async def _open_tcp(host: str, port: int, where: str, fix: str) -> DirectStream:
     try:
         with trio.fail_after(TCP_CONNECT_S):
             stream = await trio.open_tcp_stream(host, port)
@@ -86,7 +88,11 @@ async def _open_tcp(host: str, port: int, where: str) -> DirectStream:
             " has an HTTP proxy",
         ) from None
     except OSError as error:
-        raise LinkError(f"cannot connect: {_first_cause(error)}", where=where) from error
+        raise LinkError(
+            f"cannot connect: {_first_cause(error)}",
+            where=where,
+            fix=fix,
+        ) from error
     set_liveness(stream)
     return DirectStream(stream)
 
