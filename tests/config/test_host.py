@@ -6,6 +6,7 @@ import pytest
 from asyncgrpo_agent import cli
 from asyncgrpo_agent.config import host
 from asyncgrpo_agent.config.sections import Bucket, Config
+from asyncgrpo_agent.errors import ConfigError
 from asyncgrpo_agent.procs import look
 from fakes.strict_mount import StrictBucket
 
@@ -46,3 +47,16 @@ def test_other_platforms_are_refused_by_name(
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert cli.main(["--role=proxy", f"--state-dir={tmp_path}"]) == 78
     assert "Linux on aarch64 is not supported" in capsys.readouterr().err
+
+
+def test_vllm_that_pip_has_installed_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_shipped_engines", lambda: [tmp_path / "engine/bin/python"])
+    python = tmp_path / "python3"
+    python.write_text('#!/bin/sh\ncase "$*" in *vllm*) exit 0 ;; esac\nexit 1\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert host.engine_python(Config(role="replica")) == python
+    with pytest.raises(ConfigError, match="and trl in python3"):
+        host.engine_python(Config(role="trainer"))

@@ -62,7 +62,7 @@ def with_engine_python(config: Config) -> Config:
 
 
 def engine_python(config: Config) -> Path:
-    """The engine's interpreter: the configured one, else the one shipped beside the agent."""
+    """The engine's interpreter: the configured one, else a shipped one, else one of the PATH."""
     given = config.engine.python
     if given:
         found = shutil.which(given)
@@ -74,9 +74,15 @@ def engine_python(config: Config) -> Path:
     for candidate in candidates:
         if os.access(candidate, os.X_OK):
             return candidate
+    from asyncgrpo_agent.procs.installed_engine import python_with
+
+    package = "trl" if config.role == "trainer" else "vllm"
+    installed = python_with(package)
+    if installed is not None:
+        return installed
     looked = ", ".join(map(str, candidates))
     raise ConfigError(
-        f"no Python for vLLM and TRL; looked for {looked}",
+        f"no Python for vLLM and TRL; looked for {looked} and {package} in python3",
         where="engine.python",
         fix="Set it to the bin/python of an environment that has them (--engine-python)",
     )
@@ -101,7 +107,8 @@ def join_line(config: Config, stdin: TextIO) -> str:
 def _shipped_engines() -> list[Path]:
     if getattr(sys, "frozen", False):
         beside = Path(sys.executable).resolve().parent
-        return [folder / "engine/bin/python" for folder in (beside, beside.parent)]
+        folders = (beside, beside.parent, Path("/opt/asyncgrpo-agent/current"))
+        return [folder / "engine/bin/python" for folder in folders]
     checkout = Path(__file__).resolve().parents[2]
     return [checkout / "engine/bin/python", checkout / ".engine/bin/python"]
 
