@@ -94,8 +94,10 @@ def copy_licences(folder: Path, parts: list[Part]) -> None:
 
 
 def licence_files(one: Distribution) -> list[importlib.metadata.PackagePath]:
+    """Its texts; of a wheel without any, its METADATA: who made it, and under which licence."""
     files = [file for file in one.files or [] if ".dist-info/" in file.as_posix()]
-    return [file for file in files if LICENCE.search(file.as_posix())]
+    texts = [file for file in files if LICENCE.search(file.as_posix())]
+    return texts or [file for file in files if file.name == "METADATA"]
 
 
 def keep(source: Path, target: Path) -> None:

@@ -77,6 +77,7 @@ def test_an_idle_replica_is_small(site: Site) -> None:
     agent = agent_pids(replica)[-1]
     workers = children_naming(agent, "mount-worker")
     held = {pid: rss_mib(pid) for pid in (*agent_pids(replica), *workers)}
+    print(f"idle replica: {held[agent]:.1f} MiB, with all: {held}")  # noqa: T201 - by pytest -s
     assert held[agent] < IDLE_MAX_MIB, held
 
 

@@ -1,4 +1,4 @@
-"""What an archive says of the dashboard's own libraries."""
+"""What an archive says of what is in it: of Python's libraries and the dashboard's own."""
 
 from __future__ import annotations
 
@@ -56,3 +56,33 @@ def test_what_is_shipped_is_named() -> None:
     if not vendor.exists():
         pytest.skip("scripts/web-install had no npm")
     assert [library.name for library in contents.web_libraries(vendor)] == ["uplot"]
+
+
+def distribution(folder: Path, *, files: tuple[str, ...]) -> Any:
+    info = folder / "quiet-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: quiet\nVersion: 1.2\nLicense: MIT\n"
+    )
+    for name in files:
+        (info / name).write_text("may be given away")
+    record = ["METADATA", "RECORD", *files]
+    (info / "RECORD").write_text("".join(f"quiet-1.2.dist-info/{name},,\n" for name in record))
+    (found,) = contents.distributions([str(folder)])
+    return found
+
+
+@pytest.mark.parametrize(("files", "kept"), [(("LICENSE",), ["LICENSE"]), ((), ["METADATA"])])
+def test_a_wheel_without_a_licence_says_itself_what_it_is(
+    tmp_path: Path, files: tuple[str, ...], kept: list[str]
+) -> None:
+    one = distribution(tmp_path, files=files)
+    (tmp_path / "python").write_text("PSF")
+    (tmp_path / "libraries").mkdir()
+    (tmp_path / "libraries" / "libraries.json").write_text("[]")
+    part = contents.Part("engine", [one], "3.11.7", tmp_path / "python", tmp_path / "libraries")
+    contents.copy_licences(tmp_path / "LICENSES", [part])
+    found = tmp_path / "LICENSES" / "engine" / "quiet"
+    assert [file.name for file in found.iterdir()] == kept
+    index = (tmp_path / "LICENSES" / "INDEX.tsv").read_text()
+    assert "engine\tquiet 1.2\tMIT\n" in index
