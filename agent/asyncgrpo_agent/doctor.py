@@ -79,7 +79,7 @@ async def rows(config: Config) -> list[Row]:
     found = [*_configuration(config), *local_rows(config)]
     if config.role != "proxy":
         found += _bucket(config)
-        found.append(await _engine(config))
+        found.append(await engine(config))
     if config.role in ("replica", "trainer") and not config.has_proxy:
         found += await _proxy(config)
     return found
@@ -218,7 +218,8 @@ def _configuration(config: Config) -> Iterator[Row]:
         yield Row(what="configuration", found="all in place", needed="all in place")
 
 
-async def _engine(config: Config) -> Row:
+async def engine(config: Config) -> Row:
+    """What the engine's Python has, by the names of its packages."""
     package = "trl" if config.role == "trainer" else "vllm"
     needed = f"Python with {package}"
     try:

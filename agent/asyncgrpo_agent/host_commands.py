@@ -24,6 +24,7 @@ Look at this host: what a role needs, what is there, and how to mend what is not
 
 The role's own flags and configuration say what is looked for. Exit code 1 if anything is wrong.
 """
+ENGINE_PYTHON_VARIABLE: Final = "ASYNCGRPO_ENGINE_PYTHON"
 LOG_DIR_VARIABLE: Final = "ASYNCGRPO_AGENT_LOG_DIR"
 _LIBRARIES: Final = ("trio", "h2", "h11", "httpcore", "watchfiles", "msgspec", "cryptography")
 
@@ -101,14 +102,30 @@ def version_line() -> str:
 
 
 def version(words: Sequence[str]) -> str:
-    """This program's version; with --all what it is made of and runs on."""
-    parser = Parser("version", "version [--all]", "Show versions.")
-    parser.add_argument("--all", action="store_true", help="of libraries and this system, too")
-    if not parser.parse_args(list(words)).all:
+    """This program's version; with --all what it is made of and runs on, and its engine's."""
+    parser = Parser("version", "version [--all] [--engine-python FILE]", "Show versions.")
+    whole = "of libraries, this system, and the engine's packages, too"
+    parser.add_argument("--all", action="store_true", help=whole)
+    parser.add_argument("--engine-python", metavar="FILE", help="as given to the agent")
+    options = parser.parse_args(list(words))
+    if not options.all:
         return version_line() + "\n"
     lines = [version_line(), *(f"{name} {_version_of(name)}" for name in _LIBRARIES)]
     libc = " ".join(platform.libc_ver())
-    return "\n".join([*lines, f"{platform.system()} {platform.release()}, {libc}"]) + "\n"
+    lines += [f"{platform.system()} {platform.release()}, {libc}", _engine(options.engine_python)]
+    return "\n".join(lines) + "\n"
+
+
+def _engine(python: str | None) -> str:
+    """One line of what its Python has, as a replica would find it."""
+    import trio
+
+    from asyncgrpo_agent import doctor as checks
+    from asyncgrpo_agent.config.sections import Config, Engine
+
+    given = python or os.environ.get(ENGINE_PYTHON_VARIABLE) or ""
+    row = trio.run(checks.engine, Config(role="replica", engine=Engine(python=given)))
+    return f"engine: {row.found}"
 
 
 def _python() -> str:

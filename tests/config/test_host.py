@@ -60,3 +60,8 @@ def test_vllm_that_pip_has_installed_is_found(
     assert host.engine_python(Config(role="replica")) == python
     with pytest.raises(ConfigError, match="and trl in python3"):
         host.engine_python(Config(role="trainer"))
+
+
+def test_the_engine_of_a_checkout_is_at_its_root() -> None:
+    root = Path(__file__).parents[2]
+    assert host._shipped_engines() == [root / "engine/bin/python", root / ".engine/bin/python"]

@@ -109,7 +109,7 @@ def _shipped_engines() -> list[Path]:
         beside = Path(sys.executable).resolve().parent
         folders = (beside, beside.parent, Path("/opt/asyncgrpo-agent/current"))
         return [folder / "engine/bin/python" for folder in folders]
-    checkout = Path(__file__).resolve().parents[2]
+    checkout = Path(__file__).resolve().parents[3]
     return [checkout / "engine/bin/python", checkout / ".engine/bin/python"]
 
 
