@@ -167,12 +167,20 @@ def _read(bins: _Bins, starts: Sequence[int], merged: int, used: int) -> dict[st
     least: Points = []
     greatest: Points = []
     for first in starts:
-        filled = [at for at in range(first, min(first + merged, used)) if bins.counts[at]]
-        count = sum(bins.counts[at] for at in filled)
-        means.append(_short(sum(bins.sums[at] for at in filled) / count) if count else None)
-        least.append(_short(min(bins.least[at] for at in filled)) if count else None)
-        greatest.append(_short(max(bins.greatest[at] for at in filled)) if count else None)
+        part = slice(first, min(first + merged, used))
+        count = sum(bins.counts[part])
+        if not count:
+            for points in (means, least, greatest):
+                points.append(None)
+            continue
+        means.append(_short(sum(bins.sums[part]) / count))
+        least.append(_short(min(_filled(bins.least[part]))))
+        greatest.append(_short(max(_filled(bins.greatest[part]))))
     return {"mean": means, "min": least, "max": greatest}
+
+
+def _filled(values: array[float]) -> list[float]:
+    return [value for value in values if value == value]  # an empty bin has NaN, which does not
 
 
 def _short(value: float) -> float:

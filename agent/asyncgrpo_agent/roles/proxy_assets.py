@@ -23,10 +23,6 @@ TYPES: Final = {
     ".webmanifest": "application/manifest+json",
     ".woff2": "font/woff2",
 }
-APP_POLICY: Final = (
-    "default-src 'self'; connect-src 'self'; img-src 'self' data:; base-uri 'none';"
-    " form-action 'self'; frame-ancestors 'none'"
-)
 _NAME: Final = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _INLINE: Final = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
@@ -64,14 +60,28 @@ class Assets:
         return known[1]
 
 
+def app_policy(page: bytes) -> str:
+    """What the dashboard may do: run our own files, and the script within it, told by its hash."""
+    script = " ".join(("'self'", *_hashes(page)["script"]))
+    return (
+        f"default-src 'self'; script-src {script}; connect-src 'self'; img-src 'self' data:;"
+        " base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    )
+
+
 def login_policy(page: bytes) -> str:
     """What a page that brings its own script and style may do: just those, told by their hashes."""
-    hashes: dict[str, list[str]] = {"script": [], "style": []}
-    for kind, text in _INLINE.findall(page.decode()):
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        hashes[kind].append(f"'sha256-{digest}'")
+    hashes = _hashes(page)
     script, style = (" ".join(hashes[kind]) or "'none'" for kind in ("script", "style"))
     return (
         f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self';"
         " img-src data:; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     )
+
+
+def _hashes(page: bytes) -> dict[str, list[str]]:
+    hashes: dict[str, list[str]] = {"script": [], "style": []}
+    for kind, text in _INLINE.findall(page.decode()):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        hashes[kind].append(f"'sha256-{digest}'")
+    return hashes

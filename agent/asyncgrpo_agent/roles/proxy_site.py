@@ -32,7 +32,7 @@ from asyncgrpo_agent.roles.proxy_api import (
     number,
     rollouts,
 )
-from asyncgrpo_agent.roles.proxy_assets import APP_POLICY, Assets, login_policy
+from asyncgrpo_agent.roles.proxy_assets import Assets, app_policy, login_policy
 from asyncgrpo_agent.roles.proxy_health import ProxyHealth
 from asyncgrpo_agent.roles.proxy_metrics import ProxyMetrics
 from asyncgrpo_agent.roles.proxy_past import NotReadError, PastRuns
@@ -235,8 +235,9 @@ class Viewer:
         if asset is None:
             await _say(stream, 404, {"error": "the dashboard is not in this build"})
             return
-        policy = login_policy(asset.body) if name == "login.html" else APP_POLICY
-        await _answer(stream, 200, asset.content_type, asset.body, policy=policy)
+        policy = login_policy if name == "login.html" else app_policy
+        page = asset.body
+        await _answer(stream, 200, asset.content_type, page, policy=policy(page))
 
     async def _asset(self, stream: LinkStream, name: str) -> None:
         asset = self.site.assets.find(name)

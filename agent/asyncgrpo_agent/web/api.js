@@ -8,10 +8,17 @@ export class ApiError extends Error {
   }
 }
 
+/** The answer that index.html has asked for already; it serves once. */
+function early(path) {
+  const answer = window.asked?.get(path);
+  window.asked?.delete(path);
+  return answer;
+}
+
 async function ask(path, options = {}) {
   let response;
   try {
-    response = await fetch(path, { credentials: "same-origin", ...options });
+    response = await (early(path) ?? fetch(path, { credentials: "same-origin", ...options }));
   } catch {
     throw new ApiError(0, "The proxy does not answer.", "It is tried again; is the proxy running?");
   }

@@ -2,6 +2,8 @@
 
 export const UNKNOWN = "–";
 
+const FORMATS = new Map(); // to make one takes longer than to use it a thousand times
+
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 
 /** Plain number with the digits that it deserves: 0.4213, 12.4, 1,204. */
@@ -10,7 +12,10 @@ export function number(value, digits) {
   const size = Math.abs(value);
   const places = digits ?? (size >= 100 || value === Math.round(value) ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3);
   if (size > 0 && size < 0.0005 && digits === undefined) return value.toExponential(1);
-  return value.toLocaleString("en", { minimumFractionDigits: digits ?? 0, maximumFractionDigits: places });
+  const least = digits ?? 0;
+  const key = 32 * least + places;
+  if (!FORMATS.has(key)) FORMATS.set(key, new Intl.NumberFormat("en", { minimumFractionDigits: least, maximumFractionDigits: places }));
+  return FORMATS.get(key).format(value);
 }
 
 /** A large count in few characters: 12.4 k, 3.1 M. */

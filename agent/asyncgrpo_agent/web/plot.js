@@ -30,8 +30,9 @@ export class Plot {
     this.range = null;
     this.plot = null;
     this.syncKey = sync;
-    this.observer = new ResizeObserver(() => this.resize());
-    this.observer.observe(this.host);
+    this.width = 0;
+    this.observer = new ResizeObserver(([entry]) => this.resize(Math.floor(entry.contentRect.width)));
+    this.observer.observe(this.host); // who asked for the width would have the page laid out at once
   }
 
   legendItem(line, index) {
@@ -64,7 +65,7 @@ export class Plot {
   build() {
     this.plot?.destroy();
     this.plot = null;
-    if (!this.host.clientWidth) return; // not laid out yet; resize() builds it
+    if (!this.width || !this.data[0].length) return; // not laid out yet; resize() builds it
     put(this.host);
     this.plot = new window.uPlot(this.options(), this.data, this.host);
   }
@@ -80,7 +81,7 @@ export class Plot {
       : [];
     const axis = { stroke: () => colour("ink-3"), font: "11px system-ui, sans-serif", ticks: { show: false }, grid: { stroke: () => colour("grid"), width: 1 } };
     return {
-      width: this.host.clientWidth, height: HEIGHT, legend: { show: false }, padding: [8, 18, 0, 0],
+      width: this.width, height: HEIGHT, legend: { show: false }, padding: [8, 18, 0, 0],
       cursor: {
         sync: { key: this.syncKey, setSeries: false }, y: false, drag: { x: true, y: false, setScale: false },
         points: { size: 6 },
@@ -176,12 +177,15 @@ export class Plot {
     this.host.setAttribute("aria-label", x.length ? `${this.title}, ${this.noun} ${number(x[0])} to ${number(x.at(-1))}. ${parts.join("; ")}. Arrow keys read single values.` : `${this.title}: nothing logged yet`);
   }
 
-  resize() {
-    if (!this.host.clientWidth || !this.data) return;
-    if (!this.plot) {
+  resize(width) {
+    const same = width === this.width;
+    this.width = width;
+    if (!width || !this.data || (same && this.plot)) return;
+    if (this.plot) this.plot.setSize({ width, height: HEIGHT });
+    else {
       this.build();
       this.rescale();
-    } else if (this.plot.width !== this.host.clientWidth) this.plot.setSize({ width: this.host.clientWidth, height: HEIGHT });
+    }
   }
 
   redraw() {

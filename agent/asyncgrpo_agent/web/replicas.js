@@ -111,7 +111,7 @@ export function replicas(nowUnix, onName) {
       if (!cell) return;
       const fresh = h("td", {}, cell(one, held));
       const old = row.children[index];
-      if (old.innerHTML !== fresh.innerHTML) old.replaceChildren(...fresh.childNodes);
+      if (!old.firstChild || old.innerHTML !== fresh.innerHTML) old.replaceChildren(...fresh.childNodes);
     });
     return row;
   }

@@ -26,19 +26,29 @@ export async function runPage(name, who, nowUnix, onState, early = null) {
   let timer = 0;
   let drawn_ms = -EVERY_MS;
   let loading = false;
-  const panels = {
-    verdict: verdict(nowUnix), facts: facts(nowUnix), charts: charts(loadSeries), replicas: replicas(nowUnix, (one) => panels.events.find(one)), syncs: syncs(name, nowUnix),
+  const dirty = new Set();
+  const panels = { charts: charts(loadSeries) };
+  loadSeries(); // which takes longest, and the other panels can be made meanwhile
+  Object.assign(panels, {
+    verdict: verdict(nowUnix), facts: facts(nowUnix), replicas: replicas(nowUnix, (one) => panels.events.find(one)), syncs: syncs(name, nowUnix),
     routing: routing(), events: events(name, nowUnix), rollouts: rollouts(name, who.scopes.includes("rollouts"), nowUnix),
-  };
+  });
   const notice = outage(nowUnix);
   const root = [notice.root, panels.verdict.root, panels.facts.root, panels.charts.root, panels.replicas.root, panels.syncs.root,
     h("div", { class: "side" }, panels.routing.root, panels.rollouts.root), panels.events.root];
-  const dirty = new Set();
 
   /** Draws these panels soon. A sync of fifty replicas is fifty events within a second. */
   function later(...which) {
     which.forEach((one) => dirty.add(one));
     if (!timer) timer = setTimeout(() => requestAnimationFrame(draw), Math.max(0, drawn_ms + EVERY_MS - performance.now()));
+  }
+
+  /** Draws what is awaited with the next frame. */
+  function soon(...which) {
+    clearTimeout(timer);
+    timer = 0;
+    drawn_ms = -EVERY_MS;
+    later(...which);
   }
 
   function draw() {
@@ -57,7 +67,7 @@ export async function runPage(name, who, nowUnix, onState, early = null) {
     try {
       const names = wanted(state.series_names, panels.charts.extras());
       if (names.length) history = new Series(await api.series(name, names, POINTS));
-      later("charts");
+      soon("charts");
     } catch (error) {
       if (!(error instanceof api.ApiError)) throw error; // the proxy is away, and so is the stream
     } finally {
@@ -93,7 +103,6 @@ export async function runPage(name, who, nowUnix, onState, early = null) {
   }
 
   later("verdict", "facts", "replicas", "syncs", "routing", "events", "charts");
-  loadSeries();
   panels.rollouts.load();
   const stop = state.run.state === "past" ? (onState("past"), () => {}) : follow(name, state.seq, on, (link) => {
     onState(link);

@@ -12,7 +12,11 @@ export function windowed({ label, rowHeight, height, row, onChoose, onEnd }) {
   let items = [];
   let chosen = null; // key of an item
   let asked = -1;
-  root.addEventListener("scroll", draw, { passive: true });
+  let top = 0; // of root's scrolling: to read it there would lay the page out once more
+  root.addEventListener("scroll", () => {
+    top = root.scrollTop;
+    draw();
+  }, { passive: true });
   root.addEventListener("keydown", (event) => {
     const page = Math.max(1, Math.floor(root.clientHeight / rowHeight) - 1);
     const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -Infinity, End: Infinity };
@@ -24,21 +28,27 @@ export function windowed({ label, rowHeight, height, row, onChoose, onEnd }) {
 
   function choose(item) {
     chosen = item.key;
-    const top = items.indexOf(item) * rowHeight;
-    if (top < root.scrollTop) root.scrollTop = top;
-    if (top + rowHeight > root.scrollTop + root.clientHeight) root.scrollTop = top + rowHeight - root.clientHeight;
+    const place = items.indexOf(item) * rowHeight;
+    if (place < top) scroll(place);
+    if (place + rowHeight > top + root.clientHeight) scroll(place + rowHeight - root.clientHeight);
     draw();
     onChoose?.(item);
   }
 
+  function scroll(to) {
+    root.scrollTop = to;
+    top = root.scrollTop;
+  }
+
   function draw() {
     canvas.style.height = `${items.length * rowHeight}px`;
-    const first = Math.max(0, Math.floor(root.scrollTop / rowHeight) - SPARE_ROWS);
-    const last = Math.min(items.length, Math.ceil((root.scrollTop + height) / rowHeight) + SPARE_ROWS);
+    const from = Math.min(top, Math.max(0, items.length * rowHeight - height)); // of a list that became shorter
+    const first = Math.max(0, Math.floor(from / rowHeight) - SPARE_ROWS);
+    const last = Math.min(items.length, Math.ceil((from + height) / rowHeight) + SPARE_ROWS);
     canvas.replaceChildren(...items.slice(first, last).map((item, offset) => element(item, first + offset)));
     if (chosen !== null && items.slice(first, last).some((item) => item.key === chosen)) root.setAttribute("aria-activedescendant", `${id}-${chosen}`);
     else root.removeAttribute("aria-activedescendant");
-    if (last === items.length && items.length && asked !== items.length && root.scrollTop > 0) {
+    if (last === items.length && items.length && asked !== items.length && top > 0) {
       asked = items.length;
       onEnd?.();
     }
@@ -57,10 +67,13 @@ export function windowed({ label, rowHeight, height, row, onChoose, onEnd }) {
     root,
     /** Items have a `key` each; a list that is scrolled stays where it is when rows come in on top. */
     show(next) {
-      const grown = root.scrollTop > 0 && items.length ? next.findIndex((item) => item.key === items[0].key) : 0;
+      const grown = top > 0 && items.length ? next.findIndex((item) => item.key === items[0].key) : 0;
       items = next;
-      if (grown > 0) root.scrollTop += grown * rowHeight;
       draw();
+      if (grown > 0) {
+        scroll(top + grown * rowHeight); // once the canvas is as high as that
+        draw();
+      }
     },
     mark(key) {
       chosen = key;
