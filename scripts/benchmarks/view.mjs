@@ -13,7 +13,9 @@ const address = `${url}#/run/${run}`;
 async function paint(of) {
   await of.addInitScript((wanted) => {
     const look = () => {
-      const drawn = document.querySelector("#answer-why .sentence")?.textContent && document.querySelector("#charts canvas")
+      const charts = [...document.querySelectorAll("#charts .chart:not(.none)")];
+      const filled = (one) => one.querySelector("canvas") && [...one.querySelectorAll(".legend b")].every((value) => value.textContent !== "–");
+      const drawn = document.querySelector("#answer-why .sentence")?.textContent && charts.length >= 8 && charts.every(filled)
         && document.querySelectorAll("#replicas tbody tr").length >= wanted;
       if (drawn) requestAnimationFrame(() => setTimeout(() => { window.painted_ms = performance.now(); }));
       else requestAnimationFrame(look);
