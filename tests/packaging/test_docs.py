@@ -243,6 +243,7 @@ def batch_script(site: Site) -> subprocess.Popen[bytes]:
         (folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (folder / "bin" / name).chmod(0o755)
     env = {**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    env.pop("ASYNCGRPO_ENGINE_PYTHON", None)  # of the tests: it would come before the file's
     env["PYTHONPATH"] = str(ROOT / "agent")
     with (folder / "script.out").open("wb") as output:
         return subprocess.Popen(
