@@ -53,6 +53,7 @@ STARTS: Final = {
     "a status of four digits": b"HTTP/1.1 2000 OK\r\ncontent-length: 0\r\n\r\n",
     "two status lines": b"HTTP/1.1 200 OK\r\nHTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
 }
+PAUSE_S: Final = 0.05  # between an answer and what comes late
 INJECTED: Final = ["x\r\ny: z", "x\ny: z", "x\ry", "x\0y"]
 Handler = Callable[[trio.SocketStream], Awaitable[None]]
 
@@ -70,7 +71,7 @@ def answering(first: bytes, requests: list[bytes], late: Sequence[bytes] = ()) -
                     requests.append(data)
                     await stream.send_all(answers.pop() if answers else FINE)
                     if unasked:
-                        await trio.testing.wait_all_tasks_blocked(0.05)
+                        await trio.testing.wait_all_tasks_blocked(PAUSE_S)
                         await stream.send_all(unasked.pop())
             except trio.BrokenResourceError:
                 return
