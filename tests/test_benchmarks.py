@@ -113,6 +113,7 @@ def test_view(tmp_path: Path) -> None:
     assert found["live_bytes_per_s"] > 0
 
 
+@pytest.mark.slow
 def test_all_writes_a_page_that_asks_for_nothing(tmp_path: Path) -> None:
     """Of one phase, twice: the second adds to the first."""
     target, html = tmp_path / "all.json", tmp_path / "all.html"
